@@ -1,0 +1,90 @@
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::ops::{Deref, Range};
+use std::sync::Arc;
+
+use memmap2::Mmap;
+
+/// A cheaply clonable, read-only range of bytes: owned memory or part of a mapped file.
+#[derive(Clone)]
+pub struct Bytes {
+    owner: Owner,
+    range: Range<usize>,
+}
+
+#[derive(Clone)]
+enum Owner {
+    Mapped(Arc<Mmap>),
+    Owned(Arc<[u8]>),
+    Static(&'static [u8]),
+}
+
+impl Bytes {
+    /// Maps a whole file read-only. An empty file gives empty bytes.
+    ///
+    /// The file must not be truncated while mapped; on Linux touching lost pages raises SIGBUS.
+    pub fn map(file: &File) -> io::Result<Self> {
+        if file.metadata()?.len() == 0 {
+            return Ok(Self::from(Vec::new()));
+        }
+        // SAFETY: the mapping is private and read-only; the caller is told not to truncate the file.
+        #[allow(unsafe_code, reason = "memory mapping is this crate's charge")]
+        let map = unsafe { Mmap::map(file)? };
+        let range = 0..map.len();
+        Ok(Self { owner: Owner::Mapped(Arc::new(map)), range })
+    }
+
+    /// Bytes compiled into the program.
+    pub const fn from_static(bytes: &'static [u8]) -> Self {
+        Self { owner: Owner::Static(bytes), range: 0..bytes.len() }
+    }
+
+    /// A sub-range, sharing the owner; `None` when it does not fit.
+    pub fn slice(&self, range: Range<usize>) -> Option<Self> {
+        if range.start > range.end || range.end > self.range.len() {
+            return None;
+        }
+        let start = self.range.start + range.start;
+        Some(Self { owner: self.owner.clone(), range: start..start + range.len() })
+    }
+
+    /// Whether the bytes are part of a mapped file.
+    pub fn is_mapped(&self) -> bool {
+        matches!(self.owner, Owner::Mapped(_))
+    }
+
+    fn whole(&self) -> &[u8] {
+        match &self.owner {
+            Owner::Mapped(map) => map,
+            Owner::Owned(bytes) => bytes,
+            Owner::Static(bytes) => bytes,
+        }
+    }
+}
+
+impl From<Vec<u8>> for Bytes {
+    fn from(bytes: Vec<u8>) -> Self {
+        let range = 0..bytes.len();
+        Self { owner: Owner::Owned(bytes.into()), range }
+    }
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.whole()[self.range.clone()]
+    }
+}
+
+impl fmt::Debug for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.owner {
+            Owner::Mapped(_) => "mapped",
+            Owner::Owned(_) => "owned",
+            Owner::Static(_) => "static",
+        };
+        write!(f, "Bytes({} {kind} bytes)", self.range.len())
+    }
+}

@@ -1,0 +1,15 @@
+//! Element types, shapes, tensors over owned or mapped bytes, and the metrics that compare them.
+//!
+//! This crate knows nothing of models, files' formats or arithmetic: it is the vocabulary the others share.
+
+mod bytes;
+mod dtype;
+mod metrics;
+mod shape;
+mod tensor;
+
+pub use bytes::Bytes;
+pub use dtype::DType;
+pub use metrics::{Comparison, argmax, compare, cosine, kl_divergence, max_abs_diff};
+pub use shape::Shape;
+pub use tensor::{Tensor, TensorError};
