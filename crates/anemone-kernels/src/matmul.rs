@@ -1,0 +1,238 @@
+//! Dense products `y = x · Wᵀ`, computed straight on the stored weights.
+//!
+//! An output is one vector accumulator over the inner dimension, in order, then one fixed reduction of its lanes. The number
+//! of tokens, the tile a row falls in and the thread that runs it change nothing, so prefill, decode and verification of
+//! drafts agree bit for bit.
+
+#![allow(unsafe_code, reason = "raw loads from weight rows; threads write disjoint columns of the outputs")]
+
+#[cfg(target_arch = "x86_64")]
+mod bf16_dot;
+mod f32_dot;
+
+use anemone_tensor::{DType, Tensor};
+use half::bf16;
+
+use crate::Context;
+use crate::simd::Shared;
+
+/// Tokens of one register tile.
+const TILE_TOKENS: usize = 6;
+/// Rows of one register tile.
+const TILE_ROWS: usize = 4;
+
+/// A weight matrix `[rows, cols]`, row-major, in a floating type.
+#[derive(Debug, Clone, Copy)]
+pub struct MatrixView<'a> {
+    dtype: DType,
+    bytes: &'a [u8],
+    rows: usize,
+    cols: usize,
+}
+
+impl<'a> MatrixView<'a> {
+    /// Views a tensor of floats as `[rows, cols]`; `None` when it is not a matrix of floats.
+    pub fn new(tensor: &'a Tensor) -> Option<Self> {
+        let &[rows, cols] = &**tensor.shape() else { return None };
+        tensor.dtype().is_float().then_some(Self { dtype: tensor.dtype(), bytes: tensor.bytes(), rows, cols })
+    }
+
+    /// Views raw little-endian bytes; `None` when their length is not `rows * cols` elements of a floating type.
+    pub fn from_bytes(dtype: DType, bytes: &'a [u8], rows: usize, cols: usize) -> Option<Self> {
+        let len = rows.checked_mul(cols)?.checked_mul(dtype.size())?;
+        (dtype.is_float() && bytes.len() == len).then_some(Self { dtype, bytes, rows, cols })
+    }
+
+    /// Output features.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Input features.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+}
+
+/// Activations `[tokens, cols]`; their type chooses the arithmetic.
+#[derive(Debug, Clone, Copy)]
+pub enum Input<'a> {
+    /// Products and sums in f32, on any level.
+    F32(&'a [f32]),
+    /// bf16 products summed in f32; only on levels where [`crate::Level::has_bf16_products`]. Wider weights are rounded to bf16.
+    Bf16(&'a [bf16]),
+}
+
+impl Input<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Self::F32(x) => x.len(),
+            Self::Bf16(x) => x.len(),
+        }
+    }
+}
+
+/// One product of a call: `out [tokens, rows] = x [tokens, cols] · weightᵀ`, plus `bias [rows]` if there is one.
+#[derive(Debug)]
+pub struct Product<'a> {
+    /// The weight matrix.
+    pub weight: MatrixView<'a>,
+    /// Added to every token.
+    pub bias: Option<&'a [f32]>,
+    /// Where the result goes.
+    pub out: &'a mut [f32],
+}
+
+struct Task<'a> {
+    weight: MatrixView<'a>,
+    bias: Option<&'a [f32]>,
+    out: Shared<f32>,
+    /// First task number of this product.
+    first: usize,
+    rows_per_task: usize,
+}
+
+/// Computes several products of the same input in one parallel section.
+///
+/// Panics when a length does not match; shapes are the caller's to check at load.
+pub fn matmul(context: &Context, x: Input<'_>, tokens: usize, products: &mut [Product<'_>]) {
+    let mut count = 0;
+    let threads = context.pool().threads();
+    let tasks: Vec<Task<'_>> = products
+        .iter_mut()
+        .map(|p| {
+            assert_eq!(x.len(), tokens * p.weight.cols, "input length");
+            assert_eq!(p.out.len(), tokens * p.weight.rows, "output length");
+            assert!(p.bias.is_none_or(|b| b.len() == p.weight.rows), "bias length");
+            let rows_per_task = rows_per_task(p.weight, tokens, threads);
+            let first = count;
+            count += p.weight.rows.div_ceil(rows_per_task);
+            Task { weight: p.weight, bias: p.bias, out: Shared::new(p.out), first, rows_per_task }
+        })
+        .collect();
+    context.pool().run(count, &|_, index| {
+        let task = tasks.iter().rfind(|t| t.first <= index).expect("the first task starts at 0");
+        let start = (index - task.first) * task.rows_per_task;
+        let end = (start + task.rows_per_task).min(task.weight.rows);
+        run_rows(context, x, tokens, task, start, end);
+    });
+}
+
+/// Rows a task covers: a multiple of the tile, small enough for the second-level cache when it is used for many tokens.
+fn rows_per_task(weight: MatrixView<'_>, tokens: usize, threads: usize) -> usize {
+    let row_bytes = (weight.cols * weight.dtype.size()).max(1);
+    let bytes = if tokens == 1 { 256 << 10 } else { 128 << 10 };
+    let cached = (bytes / row_bytes).max(TILE_ROWS);
+    // A few tasks for each thread, so that a slowed core can be helped.
+    let balanced = weight.rows.div_ceil(threads * 4).max(TILE_ROWS);
+    cached.min(balanced).next_multiple_of(TILE_ROWS)
+}
+
+fn run_rows(context: &Context, x: Input<'_>, tokens: usize, task: &Task<'_>, start: usize, end: usize) {
+    let w = task.weight;
+    let row_bytes = w.cols * w.dtype.size();
+    let rows = Rows {
+        data: &w.bytes[start * row_bytes..end * row_bytes],
+        dtype: w.dtype,
+        count: end - start,
+        cols: w.cols,
+        out: task.out,
+        out_stride: w.rows,
+        out_start: start,
+        tokens,
+    };
+    match x {
+        Input::F32(x) => f32_dot::run(context.level(), &rows, x),
+        #[cfg(target_arch = "x86_64")]
+        Input::Bf16(x) => {
+            assert!(context.level().has_bf16_products(), "bf16 products on {:?}", context.level());
+            bf16_dot::run(&rows, x);
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        Input::Bf16(_) => unreachable!("no level of this target has bf16 products"),
+    }
+    if let Some(bias) = task.bias {
+        for t in 0..tokens {
+            // SAFETY: columns `start..end` of the output belong to this task alone.
+            let out = unsafe { task.out.slice(t * w.rows + start, end - start) };
+            for (o, b) in out.iter_mut().zip(&bias[start..end]) {
+                *o += b;
+            }
+        }
+    }
+}
+
+/// Consecutive weight rows and where their outputs go.
+struct Rows<'a> {
+    data: &'a [u8],
+    dtype: DType,
+    count: usize,
+    cols: usize,
+    out: Shared<f32>,
+    out_stride: usize,
+    out_start: usize,
+    tokens: usize,
+}
+
+impl Rows<'_> {
+    /// # Safety
+    /// `row < count`, `token < tokens`, and the caller's task owns these rows.
+    #[inline(always)]
+    unsafe fn put(&self, token: usize, row: usize, values: &[f32]) {
+        // SAFETY: columns of this task's rows are written by this task alone.
+        let out = unsafe { self.out.slice(token * self.out_stride + self.out_start + row, values.len()) };
+        out.copy_from_slice(values);
+    }
+}
+
+/// Calls `$tile::<…, R, T>(rows, x, row, token)` over all rows and tokens: full tiles first, then each remainder with its own
+/// constants.
+macro_rules! tiles {
+    ($rows:expr, $x:expr, $tile:ident <$($g:ident),*>) => {{
+        let (rows, x) = ($rows, $x);
+        if rows.tokens == 1 {
+            // Few streams, read in order: this is what memory likes.
+            let mut r = 0;
+            while r + 2 <= rows.count {
+                $tile::<$($g,)* 2, 1>(rows, x, r, 0);
+                r += 2;
+            }
+            if r < rows.count {
+                $tile::<$($g,)* 1, 1>(rows, x, r, 0);
+            }
+        } else {
+            let mut t = 0;
+            while t < rows.tokens {
+                let n = (rows.tokens - t).min($crate::matmul::TILE_TOKENS);
+                let mut r = 0;
+                while r + $crate::matmul::TILE_ROWS <= rows.count {
+                    match n {
+                        6 => $tile::<$($g,)* 4, 6>(rows, x, r, t),
+                        5 => $tile::<$($g,)* 4, 5>(rows, x, r, t),
+                        4 => $tile::<$($g,)* 4, 4>(rows, x, r, t),
+                        3 => $tile::<$($g,)* 4, 3>(rows, x, r, t),
+                        2 => $tile::<$($g,)* 4, 2>(rows, x, r, t),
+                        _ => $tile::<$($g,)* 4, 1>(rows, x, r, t),
+                    }
+                    r += $crate::matmul::TILE_ROWS;
+                }
+                while r < rows.count {
+                    match n {
+                        6 => $tile::<$($g,)* 1, 6>(rows, x, r, t),
+                        5 => $tile::<$($g,)* 1, 5>(rows, x, r, t),
+                        4 => $tile::<$($g,)* 1, 4>(rows, x, r, t),
+                        3 => $tile::<$($g,)* 1, 3>(rows, x, r, t),
+                        2 => $tile::<$($g,)* 1, 2>(rows, x, r, t),
+                        _ => $tile::<$($g,)* 1, 1>(rows, x, r, t),
+                    }
+                    r += 1;
+                }
+                t += n;
+            }
+        }
+    }};
+}
+use tiles;
+
+#[cfg(test)]
+mod tests;
