@@ -1,0 +1,71 @@
+use std::error::Error as StdError;
+use std::fmt;
+
+/// What a session needs from something that runs a model.
+///
+/// An engine holds one sequence of tokens and the state computed for it.
+pub trait Engine: Send {
+    /// Logits per position, which is the number of rows of the head.
+    fn vocab_size(&self) -> usize;
+
+    /// The most tokens the engine can hold.
+    fn context_len(&self) -> usize;
+
+    /// Tokens held now.
+    fn position(&self) -> usize;
+
+    /// Appends one or more tokens and gives the logits after the last one, `[vocab_size]`.
+    fn feed(&mut self, tokens: &[u32]) -> Result<&[f32], EngineError>;
+
+    /// Appends one or more tokens and gives the logits after each, `[tokens, vocab_size]` row-major.
+    fn feed_all(&mut self, tokens: &[u32]) -> Result<&[f32], EngineError>;
+
+    /// Forgets everything at and after `position`, which is at most the current one.
+    ///
+    /// Errors, with the state unchanged, when the position is too far back for the state that is kept.
+    fn rewind(&mut self, position: usize) -> Result<(), EngineError>;
+
+    /// Forgets everything.
+    fn reset(&mut self);
+}
+
+/// Any engine's error, shown as the engine words it.
+#[derive(Debug)]
+pub struct EngineError(Box<dyn StdError + Send + Sync>);
+
+impl EngineError {
+    /// Wraps an error, or a message.
+    pub fn new(error: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        Self(error.into())
+    }
+
+    /// The engine's own error.
+    pub fn get_ref(&self) -> &(dyn StdError + Send + Sync + 'static) {
+        &*self.0
+    }
+}
+
+impl fmt::Display for EngineError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl StdError for EngineError {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.0.source()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn display_passes_through() {
+        assert_eq!(EngineError::new("cache is full").to_string(), "cache is full");
+        let error = EngineError::new(std::io::Error::other("disk"));
+        assert_eq!(error.to_string(), "disk");
+        assert!(error.get_ref().is::<std::io::Error>());
+    }
+}

@@ -1,0 +1,43 @@
+//! From text to tokens and back: templates, sampling, stop rules, generation.
+//!
+//! The crate sees a model only through the [`Engine`] trait and files only as bytes and JSON values: it knows
+//! neither checkpoints nor HTTP, prints nothing and reads no environment variable.
+//!
+//! ```
+//! use anemone_session::{ChatTemplate, Message, RenderOptions, TemplateTokens};
+//!
+//! let template = ChatTemplate::fallback(TemplateTokens { bos: "<s>".into(), ..Default::default() })?;
+//! let text = template.render(&[Message::user("Hi")], &RenderOptions::default())?;
+//! assert_eq!(text, "<s><|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
+//! # Ok::<(), anemone_session::Error>(())
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod clock;
+mod conversation;
+mod detokenizer;
+mod engine;
+mod error;
+#[cfg(test)]
+mod fake;
+mod generate;
+mod message;
+mod sampler;
+mod stop;
+mod template;
+mod tokenizer;
+
+pub use clock::Timestamp;
+pub use conversation::{Conversation, Turn};
+pub use detokenizer::Detokenizer;
+pub use engine::{Engine, EngineError};
+pub use error::{Error, Result};
+pub use generate::{
+    Event, FinishReason, GenerateOptions, Generation, LengthLimit, StopCause, Timings, Usage, generate,
+};
+pub use message::Message;
+pub use sampler::{History, Sampled, Sampler, SamplingParams, SamplingPreset};
+pub use stop::{StopMatcher, Stopped};
+pub use template::{ChatTemplate, RenderOptions, TemplateTokens};
+pub use tokenizer::{SpecialToken, Tokenizer};
