@@ -18,6 +18,8 @@ use cache::Store;
 
 /// Query rows (token and head pairs that share keys) a task handles.
 const TASK_ROWS: usize = 8;
+/// Multiply-adds below which handing work over costs more than doing it.
+const MIN_PARALLEL: usize = 64 << 10;
 /// Query rows whose sums are kept in registers together.
 const GROUP: usize = 4;
 
@@ -86,12 +88,15 @@ pub fn attention(
     let per_thread = scratch.len() / context.pool().threads();
     let scratch = Shared::new(scratch);
     let level = context.level();
+    let work = keys * tokens * shape.heads * shape.dim;
     let run = |task: &(dyn Fn(usize, usize, &mut [f32]) + Sync)| {
-        context.pool().run(shape.kv_heads * tiles, &|thread, index| {
+        let one = |thread: usize, index: usize| {
             // SAFETY: each thread runs one task at a time and has its own part.
             let scratch = unsafe { scratch.slice(thread * per_thread, per_thread) };
             task(index / tiles, index % tiles, scratch);
-        });
+        };
+        let tasks = shape.kv_heads * tiles;
+        if work < MIN_PARALLEL { (0..tasks).for_each(|i| one(0, i)) } else { context.pool().run(tasks, &one) }
     };
     match cache.element() {
         CacheElement::F32 => {

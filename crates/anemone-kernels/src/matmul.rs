@@ -18,6 +18,8 @@ use crate::simd::Shared;
 
 /// Tokens of one register tile.
 const TILE_TOKENS: usize = 6;
+/// Multiply-adds a task has at least.
+const MIN_TASK: usize = 32 << 10;
 /// Rows of one register tile.
 const TILE_ROWS: usize = 4;
 
@@ -124,8 +126,10 @@ fn rows_per_task(weight: MatrixView<'_>, tokens: usize, threads: usize) -> usize
     let bytes = if tokens == 1 { 256 << 10 } else { 128 << 10 };
     let cached = (bytes / row_bytes).max(TILE_ROWS);
     // A few tasks for each thread, so that a slowed core can be helped.
-    let balanced = weight.rows.div_ceil(threads * 4).max(TILE_ROWS);
-    cached.min(balanced).next_multiple_of(TILE_ROWS)
+    let balanced = weight.rows.div_ceil(threads * 4);
+    // Handing over less work than this costs more than doing it.
+    let worth = MIN_TASK.div_ceil((weight.cols * tokens).max(1));
+    cached.min(balanced).max(worth).next_multiple_of(TILE_ROWS)
 }
 
 fn run_rows(context: &Context, x: Input<'_>, tokens: usize, task: &Task<'_>, start: usize, end: usize) {

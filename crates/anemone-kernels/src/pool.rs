@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// Iterations a worker looks for new work before it sleeps, about 100 µs.
-const SPIN: u32 = 20_000;
+/// Times a thread looks for new work, or for the others to finish, before it gives the core away: some tens of microseconds,
+/// longer than what lies between two products of a decode step.
+const SPIN: u32 = 2_000;
 
 /// A fixed team of threads that runs numbered tasks; the caller is one of them.
 pub struct Pool {

@@ -82,9 +82,10 @@ impl Conversation {
         if common == self.held.len() {
             return;
         }
-        // An engine may be unable to go back, or only able to go back so far.
-        if common > 0 && engine.rewind(common).is_ok() && engine.position() == common {
-            self.held.truncate(common);
+        // An engine may only be able to go back to some positions; what lies between is fed again.
+        let target = engine.nearest(common);
+        if target > 0 && engine.rewind(target).is_ok() && engine.position() == target {
+            self.held.truncate(target);
         } else {
             self.reset(engine);
         }
@@ -136,6 +137,16 @@ mod tests {
         // The same prompt again needs its last token once more.
         go(&mut chat, &mut engine, &[1, 2, 9, 9]);
         assert_eq!(engine.calls[..2], [Call::Rewind(3), Call::Feed(vec![9])]);
+    }
+
+    #[test]
+    fn an_engine_that_goes_back_in_steps_feeds_the_rest_again() {
+        let (mut chat, mut engine) = (Conversation::new(), FakeEngine::new(64));
+        engine.rewind_step = 4;
+        go(&mut chat, &mut engine, &[1, 2, 3, 4, 5, 6, 7]);
+        let changed = go(&mut chat, &mut engine, &[1, 2, 3, 4, 5, 6, 9]);
+        assert_eq!(engine.calls[..2], [Call::Rewind(4), Call::Feed(vec![5, 6, 9])]);
+        assert_eq!(changed.usage.cached_tokens, 4);
     }
 
     #[test]

@@ -20,6 +20,13 @@ pub trait Engine: Send {
     /// Appends one or more tokens and gives the logits after each, `[tokens, vocab_size]` row-major.
     fn feed_all(&mut self, tokens: &[u32]) -> Result<&[f32], EngineError>;
 
+    /// The greatest position at or before `position` that [`Engine::rewind`] can step back to.
+    ///
+    /// An engine that can step back anywhere keeps the default.
+    fn nearest(&self, position: usize) -> usize {
+        position.min(self.position())
+    }
+
     /// Forgets everything at and after `position`, which is at most the current one.
     ///
     /// Errors, with the state unchanged, when the position is too far back for the state that is kept.

@@ -20,6 +20,8 @@ pub(crate) struct FakeEngine {
     pub(crate) script: Vec<Option<u32>>,
     /// How far back a rewind may go.
     pub(crate) most_rewind: usize,
+    /// Positions that can be gone back to are multiples of this.
+    pub(crate) rewind_step: usize,
     /// Fails instead of holding this many tokens.
     pub(crate) fail_at: Option<usize>,
     context: usize,
@@ -33,6 +35,7 @@ impl FakeEngine {
             held: Vec::new(),
             script: Vec::new(),
             most_rewind: usize::MAX,
+            rewind_step: 1,
             fail_at: None,
             context,
             logits: Vec::new(),
@@ -92,6 +95,10 @@ impl Engine for FakeEngine {
             self.append(token);
         }
         Ok(&self.logits)
+    }
+
+    fn nearest(&self, position: usize) -> usize {
+        position / self.rewind_step * self.rewind_step
     }
 
     fn rewind(&mut self, position: usize) -> Result<(), EngineError> {

@@ -1,7 +1,7 @@
 //! From text to tokens and back: templates, sampling, stop rules, generation.
 //!
-//! The crate sees a model only through the [`Engine`] trait and files only as bytes and JSON values: it knows
-//! neither checkpoints nor HTTP, prints nothing and reads no environment variable.
+//! A session sees a model only through the [`Engine`] trait, which it implements for the native engine, and files only as
+//! bytes and JSON values: it knows neither checkpoints nor HTTP.
 //!
 //! ```
 //! use anemone_session::{ChatTemplate, Message, RenderOptions, TemplateTokens};
@@ -16,6 +16,7 @@
 
 mod clock;
 mod conversation;
+mod cpu;
 mod detokenizer;
 mod engine;
 mod error;

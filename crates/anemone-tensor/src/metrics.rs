@@ -58,7 +58,12 @@ pub fn max_abs_diff(a: &[f32], b: &[f32]) -> f64 {
 pub fn kl_divergence(reference: &[f32], other: &[f32]) -> f64 {
     assert_eq!(reference.len(), other.len(), "divergence of vectors of different length");
     let (p, q) = (log_softmax(reference), log_softmax(other));
-    p.iter().zip(&q).filter(|(p, _)| **p > f64::NEG_INFINITY).map(|(p, q)| p.exp() * (p - q)).sum::<f64>().max(0.0)
+    p.iter()
+        .zip(&q)
+        .filter(|(p, _)| **p > f64::NEG_INFINITY)
+        .map(|(p, q)| p.exp() * (p - q))
+        .sum::<f64>()
+        .max(0.0)
 }
 
 fn log_softmax(x: &[f32]) -> Vec<f64> {

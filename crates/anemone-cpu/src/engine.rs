@@ -1,0 +1,264 @@
+use std::sync::Arc;
+
+use anemone_kernels::{Context, Level};
+
+use crate::forward::{self, Tap};
+use crate::model::{MixerWeights, Model};
+use crate::scratch::{Scratch, sized};
+use crate::state::{Snapshot, State};
+use crate::{Arithmetic, Error, Options};
+
+/// Rows of logits computed in one product, which bounds the memory of a long evaluation.
+const LOGIT_ROWS: usize = 64;
+
+/// Which positions' logits a call wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogitsOf {
+    /// None: the tokens only advance the state.
+    None,
+    /// The last token's.
+    Last,
+    /// Every token's.
+    All,
+}
+
+/// A model with one sequence's state.
+#[derive(Debug)]
+pub struct Engine {
+    model: Arc<Model>,
+    context: Context,
+    options: Options,
+    context_len: usize,
+    state: State,
+    scratch: Scratch,
+    logits: Vec<f32>,
+}
+
+impl Engine {
+    /// Makes an empty sequence over a model.
+    pub fn new(model: Arc<Model>, options: Options) -> Result<Self, Error> {
+        Self::with_level(model, options, Level::best())
+    }
+
+    /// [`Engine::new`] at a given instruction set, which the machine must have.
+    pub fn with_level(model: Arc<Model>, options: Options, level: Level) -> Result<Self, Error> {
+        let max = model.stack.max_position_embeddings;
+        let context_len = options.context_len.unwrap_or(max);
+        if context_len > max {
+            return Err(Error::ContextTooLong { asked: context_len, max });
+        }
+        if let Some(asked) = options.context_len {
+            check_memory(&model, &options, asked)?;
+        }
+        let threads = if options.threads == 0 { default_threads() } else { options.threads };
+        let options = Options { chunk: options.chunk.max(1), ..options };
+        let context = Context::with_level(threads, level);
+        let mut scratch = Scratch::default();
+        scratch.act.reduced = options.arithmetic == Arithmetic::Fast && level.has_bf16_products();
+        let state = State::new(&model, &options);
+        Ok(Self { model, context, options, context_len, state, scratch, logits: Vec::new() })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+
+    /// Instruction set and threads in use.
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// Whether products round their inputs to bf16.
+    pub fn has_reduced_products(&self) -> bool {
+        self.scratch.act.reduced
+    }
+
+    /// Most tokens it can hold.
+    pub fn context_len(&self) -> usize {
+        self.context_len
+    }
+
+    /// Tokens held.
+    pub fn position(&self) -> usize {
+        self.state.position
+    }
+
+    /// Bytes of caches and histories.
+    pub fn state_bytes(&self) -> usize {
+        self.state.bytes()
+    }
+
+    /// Appends tokens; gives the logits asked for, `[tokens or 1 or 0, vocab_size]`.
+    ///
+    /// On an error the state is as before the call.
+    pub fn feed(&mut self, tokens: &[u32], want: LogitsOf) -> Result<&[f32], Error> {
+        self.run(tokens, want, None)
+    }
+
+    /// [`Engine::feed`] with the residual stream shown to `tap`: a module path and `[tokens of this pass, hidden]` values,
+    /// pass by pass. Taps are `model.embed_tokens`, each block's path, and `model.embedding_norm` where logits were asked for.
+    pub fn feed_tapped(
+        &mut self,
+        tokens: &[u32],
+        want: LogitsOf,
+        tap: &mut dyn FnMut(&str, &[f32]),
+    ) -> Result<&[f32], Error> {
+        self.run(tokens, want, Some(tap))
+    }
+
+    /// Feeds tokens and shows the logits after each to `visit` without keeping them all.
+    pub fn feed_each(&mut self, tokens: &[u32], visit: &mut dyn FnMut(usize, &[f32])) -> Result<(), Error> {
+        self.check(tokens)?;
+        let vocab = self.model.stack.vocab_size;
+        let mut done = 0;
+        for part in tokens.chunks(self.options.chunk) {
+            forward::blocks(&self.context, &self.model, &mut self.state, &mut self.scratch, part, None);
+            for first in (0..part.len()).step_by(LOGIT_ROWS) {
+                let count = LOGIT_ROWS.min(part.len() - first);
+                let logits = sized(&mut self.logits, count * vocab);
+                forward::head(&self.context, &self.model, &mut self.scratch, first, count, None, logits);
+                for (i, row) in logits.chunks_exact(vocab).enumerate() {
+                    visit(done + first + i, row);
+                }
+            }
+            done += part.len();
+        }
+        Ok(())
+    }
+
+    fn check(&self, tokens: &[u32]) -> Result<(), Error> {
+        let vocab_size = self.model.stack.vocab_size;
+        if tokens.is_empty() {
+            return Err(Error::NoTokens);
+        }
+        if let Some(&id) = tokens.iter().find(|&&t| t as usize >= vocab_size) {
+            return Err(Error::TokenOutOfRange { id, vocab_size });
+        }
+        let needed = self.state.position + tokens.len();
+        if needed > self.context_len {
+            return Err(Error::ContextFull { needed, context_len: self.context_len });
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, tokens: &[u32], want: LogitsOf, mut tap: Option<Tap<'_>>) -> Result<&[f32], Error> {
+        self.check(tokens)?;
+        let vocab = self.model.stack.vocab_size;
+        let before = self.state.position;
+        let rows = match want {
+            LogitsOf::None => 0,
+            LogitsOf::Last => 1,
+            LogitsOf::All => tokens.len(),
+        };
+        sized(&mut self.logits, rows * vocab);
+        let mut done = 0;
+        for part in tokens.chunks(self.options.chunk) {
+            // Reborrowed by hand: the closure type is invariant in its lifetime.
+            let part_tap: Option<Tap<'_>> = match &mut tap {
+                Some(tap) => Some(&mut **tap),
+                None => None,
+            };
+            forward::blocks(&self.context, &self.model, &mut self.state, &mut self.scratch, part, part_tap);
+            let end = done + part.len();
+            let (first, count, at) = match want {
+                LogitsOf::All => (0, part.len(), done),
+                LogitsOf::Last if end == tokens.len() => (part.len() - 1, 1, 0),
+                _ => (0, 0, 0),
+            };
+            for offset in (0..count).step_by(LOGIT_ROWS) {
+                let n = LOGIT_ROWS.min(count - offset);
+                let logits = &mut self.logits[(at + offset) * vocab..(at + offset + n) * vocab];
+                let tap: Option<Tap<'_>> = match &mut tap {
+                    Some(tap) => Some(&mut **tap),
+                    None => None,
+                };
+                forward::head(&self.context, &self.model, &mut self.scratch, first + offset, n, tap, logits);
+            }
+            done = end;
+        }
+        if tokens.len() > 1 {
+            self.state.mark();
+        }
+        let logits = &self.logits[..rows * vocab];
+        if let Some(at) = logits.iter().position(|v| !v.is_finite()) {
+            let position = before + if rows == 1 { tokens.len() - 1 } else { at / vocab };
+            return Err(self.model.find_non_finite().unwrap_or(Error::NonFiniteLogits { position }));
+        }
+        Ok(&self.logits[..rows * vocab])
+    }
+
+    /// The greatest position at or before `position` that [`Engine::rewind`] can step back to.
+    ///
+    /// Any of the latest `Options::rewind` positions, the end of each earlier call with several tokens while its keys are
+    /// held, and 0.
+    pub fn nearest(&self, position: usize) -> usize {
+        self.state.nearest(position)
+    }
+
+    /// Forgets everything at and after `position`.
+    pub fn rewind(&mut self, position: usize) -> Result<(), Error> {
+        let nearest = self.state.nearest(position);
+        if position > self.state.position || nearest != position {
+            return Err(Error::Rewind { from: self.state.position, to: position, nearest });
+        }
+        self.state.rewind(position);
+        Ok(())
+    }
+
+    /// Forgets everything.
+    pub fn reset(&mut self) {
+        self.state.rewind(0);
+    }
+
+    /// Copies the state.
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot { state: self.state.clone() }
+    }
+
+    /// Returns to a snapshot of an engine over the same model with the same options.
+    pub fn restore(&mut self, snapshot: &Snapshot) -> Result<(), Error> {
+        if !self.state.is_like(&snapshot.state) || snapshot.position() > self.context_len {
+            return Err(Error::ForeignSnapshot);
+        }
+        self.state = snapshot.state.clone();
+        Ok(())
+    }
+}
+
+impl Model {
+    /// Bytes of caches and histories when `context_len` tokens are held.
+    pub fn state_bytes(&self, options: &Options, context_len: usize) -> u64 {
+        let element = if options.arithmetic == Arithmetic::Exact { 4 } else { 2 };
+        let hidden = self.stack.hidden_size as u64;
+        let layer = |block: &crate::model::Block| match &block.mixer {
+            MixerWeights::Attention(a) => {
+                let rows =
+                    a.window.map_or(context_len, |w| context_len.min(w + options.chunk + options.rewind));
+                let width = a.shape.dim + a.shape.dim.next_multiple_of(16);
+                rows as u64 * (a.shape.kv_heads * width) as u64 * element
+            }
+            MixerWeights::ShortConv(c) => (c.reach + options.rewind) as u64 * hidden * 4,
+        };
+        self.blocks.iter().map(layer).sum()
+    }
+}
+
+fn check_memory(model: &Model, options: &Options, context_len: usize) -> Result<(), Error> {
+    let needed = model.state_bytes(options, context_len) >> 20;
+    match available_mib() {
+        Some(available) if needed > available => Err(Error::ContextMemory { context_len, needed, available }),
+        _ => Ok(()),
+    }
+}
+
+/// Memory the system could give, in MiB, where it says.
+fn available_mib() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+    line.trim().trim_end_matches("kB").trim().parse::<u64>().ok().map(|kib| kib >> 10)
+}
+
+fn default_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}

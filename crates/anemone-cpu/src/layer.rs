@@ -1,0 +1,122 @@
+//! One block: mixer and feed-forward part, each added to the residual stream.
+
+use anemone_kernels::{
+    Context, Product, add_assign, apply_rope, attention, gate_conv, gate_heads, matmul, rms_norm,
+    rms_norm_in_place, scratch_len, short_conv, silu_mul, write_cache,
+};
+
+use crate::model::{
+    AttentionWeights, Block, ConvWeights, FfnWeights, GatedWeights, LinearWeight, MixerWeights, NormWeight,
+};
+use crate::moe;
+use crate::scratch::{Activations, Scratch, sized};
+use crate::state::{History, LayerState};
+
+/// Where a pass stands: `tokens` tokens from position `start`, `hidden` wide.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pass {
+    pub(crate) start: usize,
+    pub(crate) tokens: usize,
+    pub(crate) hidden: usize,
+}
+
+pub(crate) fn block(context: &Context, block: &Block, state: &mut LayerState, s: &mut Scratch, pass: Pass) {
+    let n = pass.tokens * pass.hidden;
+    norm(context, &s.x[..n], &block.mixer_norm, &mut s.act);
+    match (&block.mixer, state) {
+        (MixerWeights::Attention(weights), LayerState::Attention(cache, _)) => {
+            attend(context, weights, cache, s, pass);
+        }
+        (MixerWeights::ShortConv(weights), LayerState::ShortConv(history)) => {
+            convolve(context, weights, history, s, pass);
+        }
+        _ => unreachable!("a state is made from its model's layers"),
+    }
+    add_normed(context, block.post_mixer_norm.as_ref(), s, n);
+    norm(context, &s.x[..n], &block.ffn_norm, &mut s.act);
+    match &block.ffn {
+        FfnWeights::Gated(weights) => gated(context, weights, s, pass),
+        FfnWeights::Moe(weights) => moe::forward(context, weights, s, pass),
+    }
+    add_normed(context, block.post_ffn_norm.as_ref(), s, n);
+}
+
+fn norm(context: &Context, x: &[f32], norm: &NormWeight, act: &mut Activations) {
+    rms_norm(context, x, &norm.weight, norm.eps, act.output(x.len()));
+}
+
+/// `x += norm(y)`, or `x += y` without a norm.
+fn add_normed(context: &Context, norm: Option<&NormWeight>, s: &mut Scratch, n: usize) {
+    if let Some(norm) = norm {
+        rms_norm_in_place(context, &mut s.y[..n], &norm.weight, norm.eps);
+    }
+    add_assign(context, &mut s.x[..n], &s.y[..n]);
+}
+
+pub(crate) fn product<'a>(linear: &'a LinearWeight, out: &'a mut [f32]) -> Product<'a> {
+    Product { weight: linear.view(), bias: linear.bias.as_deref(), out }
+}
+
+fn attend(
+    context: &Context,
+    w: &AttentionWeights,
+    cache: &mut anemone_kernels::Cache,
+    s: &mut Scratch,
+    pass: Pass,
+) {
+    let Pass { start, tokens, hidden } = pass;
+    let shape = w.shape;
+    let (q_len, kv_len) = (tokens * shape.heads * shape.dim, tokens * shape.kv_heads * shape.dim);
+    let (q, k, v) = (sized(&mut s.q, q_len), sized(&mut s.k, kv_len), sized(&mut s.v, kv_len));
+    let mut products = vec![product(&w.q, q), product(&w.k, k), product(&w.v, v)];
+    if let Some(gate) = &w.gate {
+        products.push(product(gate, sized(&mut s.gate, tokens * shape.heads)));
+    }
+    matmul(context, s.act.input(tokens * hidden), tokens, &mut products);
+    for (norm, x) in [(&w.q_norm, &mut s.q[..q_len]), (&w.k_norm, &mut s.k[..kv_len])] {
+        if let Some(norm) = norm {
+            rms_norm_in_place(context, x, &norm.weight, norm.eps);
+        }
+    }
+    let table = tokens * shape.dim / 2;
+    let (cos, sin) = (&s.cos[w.rope][..table], &s.sin[w.rope][..table]);
+    apply_rope(context, &mut s.q[..q_len], tokens, shape.dim, cos, sin);
+    apply_rope(context, &mut s.k[..kv_len], tokens, shape.dim, cos, sin);
+    write_cache(context, cache, start, tokens, &s.k[..kv_len], &s.v[..kv_len]);
+    let keys = w.window.map_or(start + tokens, |window| window.min(start + tokens));
+    let scores = sized(&mut s.scores, scratch_len(context, keys, tokens));
+    let attended = sized(&mut s.attended, q_len);
+    let scale = 1.0 / (shape.dim as f32).sqrt();
+    attention(context, &s.q[..q_len], cache, start, tokens, w.window, scale, attended, scores);
+    if w.gate.is_some() {
+        gate_heads(attended, &s.gate[..tokens * shape.heads], shape.dim);
+    }
+    s.act.set(attended);
+    let y = sized(&mut s.y, tokens * hidden);
+    matmul(context, s.act.input(q_len), tokens, &mut [product(&w.o, y)]);
+}
+
+fn convolve(context: &Context, w: &ConvWeights, history: &mut History, s: &mut Scratch, pass: Pass) {
+    let Pass { start, tokens, hidden } = pass;
+    let n = tokens * hidden;
+    let bcx = sized(&mut s.bcx, 3 * n);
+    matmul(context, s.act.input(n), tokens, &mut [product(&w.in_proj, bcx)]);
+    let z = sized(&mut s.z, w.reach * hidden + n);
+    let (window, own) = z.split_at_mut(w.reach * hidden);
+    history.read(start, window);
+    gate_conv(context, bcx, hidden, own);
+    history.append(start, own);
+    short_conv(context, z, bcx, &w.taps, w.bias.as_deref(), hidden, s.act.output(n));
+    let y = sized(&mut s.y, n);
+    matmul(context, s.act.input(n), tokens, &mut [product(&w.out_proj, y)]);
+}
+
+fn gated(context: &Context, w: &GatedWeights, s: &mut Scratch, pass: Pass) {
+    let Pass { tokens, hidden, .. } = pass;
+    let inner = tokens * w.width;
+    let (gate, up) = (sized(&mut s.gate, inner), sized(&mut s.up, inner));
+    matmul(context, s.act.input(tokens * hidden), tokens, &mut [product(&w.gate, gate), product(&w.up, up)]);
+    silu_mul(context, gate, up, s.act.output(inner));
+    let y = sized(&mut s.y, tokens * hidden);
+    matmul(context, s.act.input(inner), tokens, &mut [product(&w.down, y)]);
+}

@@ -1,0 +1,23 @@
+//! The native engine: a [`Stack`](anemone_models::Stack) and its weights to logits and hidden states, on any CPU.
+//!
+//! Two arithmetics. *Exact* computes in f32 from the stored weights and keeps an f32 cache: the reference path. *Fast* uses
+//! bf16 products with f32 sums where the machine has them (f32 elsewhere) and an f16 cache. In both, a token's result has the
+//! same bits however the sequence was split into calls, which is what makes speculation and prefix reuse exact.
+//!
+//! The crate knows no text, no model by name and no files.
+
+mod engine;
+mod error;
+mod forward;
+mod layer;
+mod model;
+mod moe;
+mod options;
+mod scratch;
+mod state;
+
+pub use engine::{Engine, LogitsOf};
+pub use error::Error;
+pub use model::Model;
+pub use options::{Arithmetic, Layout, Options};
+pub use state::Snapshot;

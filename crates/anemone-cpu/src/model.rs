@@ -1,0 +1,322 @@
+use anemone_checkpoint::{Weights, scan_non_finite};
+use anemone_kernels::{AttentionShape, MatrixView};
+use anemone_models::{Ffn, Gated, Linear, Mixer, Norm, Rope, Stack, WeightRef};
+use anemone_tensor::{Bytes, Tensor};
+
+use crate::{Error, Layout};
+
+/// A stack with its weights resolved, ready to run; immutable and shared by engines.
+#[derive(Debug)]
+pub struct Model {
+    pub(crate) stack: Stack,
+    pub(crate) embedding: Tensor,
+    pub(crate) blocks: Vec<Block>,
+    pub(crate) final_norm: NormWeight,
+    pub(crate) head: Tensor,
+    /// Distinct rotations, each layer refers to one.
+    pub(crate) ropes: Vec<RopeTable>,
+}
+
+#[derive(Debug)]
+pub(crate) struct RopeTable {
+    rope: Rope,
+    pub(crate) frequencies: Vec<f32>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Block {
+    pub(crate) path: String,
+    pub(crate) mixer_norm: NormWeight,
+    pub(crate) mixer: MixerWeights,
+    pub(crate) post_mixer_norm: Option<NormWeight>,
+    pub(crate) ffn_norm: NormWeight,
+    pub(crate) ffn: FfnWeights,
+    pub(crate) post_ffn_norm: Option<NormWeight>,
+}
+
+#[derive(Debug)]
+pub(crate) struct NormWeight {
+    pub(crate) weight: Vec<f32>,
+    pub(crate) eps: f32,
+}
+
+#[derive(Debug)]
+pub(crate) struct LinearWeight {
+    name: String,
+    weight: Tensor,
+    pub(crate) bias: Option<Vec<f32>>,
+}
+
+impl LinearWeight {
+    pub(crate) fn view(&self) -> MatrixView<'_> {
+        MatrixView::new(&self.weight).expect("a linear weight is a checked matrix of floats")
+    }
+}
+
+#[derive(Debug)]
+pub(crate) enum MixerWeights {
+    Attention(Box<AttentionWeights>),
+    ShortConv(ConvWeights),
+}
+
+#[derive(Debug)]
+pub(crate) struct AttentionWeights {
+    pub(crate) shape: AttentionShape,
+    pub(crate) q: LinearWeight,
+    pub(crate) k: LinearWeight,
+    pub(crate) v: LinearWeight,
+    pub(crate) o: LinearWeight,
+    pub(crate) gate: Option<LinearWeight>,
+    pub(crate) q_norm: Option<NormWeight>,
+    pub(crate) k_norm: Option<NormWeight>,
+    pub(crate) rope: usize,
+    pub(crate) window: Option<usize>,
+}
+
+#[derive(Debug)]
+pub(crate) struct ConvWeights {
+    pub(crate) in_proj: LinearWeight,
+    pub(crate) out_proj: LinearWeight,
+    /// `[taps, hidden]`.
+    pub(crate) taps: Vec<f32>,
+    pub(crate) bias: Option<Vec<f32>>,
+    /// Earlier tokens the filter needs.
+    pub(crate) reach: usize,
+}
+
+#[derive(Debug)]
+pub(crate) enum FfnWeights {
+    Gated(GatedWeights),
+    Moe(MoeWeights),
+}
+
+#[derive(Debug)]
+pub(crate) struct GatedWeights {
+    pub(crate) gate: LinearWeight,
+    pub(crate) up: LinearWeight,
+    pub(crate) down: LinearWeight,
+    pub(crate) width: usize,
+}
+
+#[derive(Debug)]
+pub(crate) struct MoeWeights {
+    pub(crate) router: LinearWeight,
+    pub(crate) bias: Option<Vec<f32>>,
+    pub(crate) experts: Vec<GatedWeights>,
+    pub(crate) top_k: usize,
+    pub(crate) normalise: bool,
+    pub(crate) scale: f32,
+}
+
+struct Loader<'a> {
+    weights: &'a dyn Weights,
+    ropes: Vec<RopeTable>,
+}
+
+impl Model {
+    /// Resolves the weights of a checked stack. Small tensors are widened; matrices stay as stored.
+    pub fn load(stack: Stack, weights: &dyn Weights, layout: Layout) -> Result<Self, Error> {
+        let mut loader = Loader { weights, ropes: Vec::new() };
+        let embedding = stack.embedding.load(weights)?;
+        let head = if stack.is_tied() { embedding.clone() } else { stack.head.load(weights)? };
+        let blocks = stack.blocks.iter().map(|b| loader.block(b)).collect::<Result<_, _>>()?;
+        let final_norm = loader.norm(&stack.final_norm)?;
+        let mut model = Self { embedding, blocks, final_norm, head, ropes: loader.ropes, stack };
+        if layout == Layout::Packed {
+            model.pack()?;
+        }
+        Ok(model)
+    }
+
+    /// The description the model was loaded from.
+    pub fn stack(&self) -> &Stack {
+        &self.stack
+    }
+
+    /// Bytes of weights a decode step reads: every matrix once, one embedding row, only the chosen experts.
+    pub fn bytes_per_token(&self) -> u64 {
+        let size = |l: &LinearWeight| l.weight.bytes().len() as u64;
+        let gated = |g: &GatedWeights| size(&g.gate) + size(&g.up) + size(&g.down);
+        let mut bytes = self.head.bytes().len() as u64;
+        for block in &self.blocks {
+            bytes += match &block.mixer {
+                MixerWeights::Attention(a) => {
+                    [&a.q, &a.k, &a.v, &a.o].into_iter().chain(&a.gate).map(size).sum::<u64>()
+                }
+                MixerWeights::ShortConv(c) => size(&c.in_proj) + size(&c.out_proj) + 4 * c.taps.len() as u64,
+            };
+            bytes += match &block.ffn {
+                FfnWeights::Gated(g) => gated(g),
+                FfnWeights::Moe(m) => {
+                    size(&m.router) + m.experts.iter().take(m.top_k).map(gated).sum::<u64>()
+                }
+            };
+        }
+        bytes
+    }
+
+    /// The first matrix that holds NaN or infinity, as an error; the small tensors were checked at load.
+    pub(crate) fn find_non_finite(&self) -> Option<Error> {
+        let bad = |name: &str, tensor: &Tensor| {
+            scan_non_finite(tensor).map(|index| Error::NonFiniteWeight { name: name.to_string(), index })
+        };
+        bad(&self.stack.embedding.name, &self.embedding)
+            .or_else(|| self.linears().into_iter().find_map(|l| bad(&l.name, &l.weight)))
+            .or_else(|| bad(&self.stack.head.name, &self.head))
+    }
+
+    /// Every linear map of the blocks, in the order a pass reads them.
+    fn linears(&self) -> Vec<&LinearWeight> {
+        let mut all = Vec::new();
+        for block in &self.blocks {
+            match &block.mixer {
+                MixerWeights::Attention(a) => {
+                    all.extend([&a.q, &a.k, &a.v].into_iter().chain(&a.gate).chain([&a.o]));
+                }
+                MixerWeights::ShortConv(c) => all.extend([&c.in_proj, &c.out_proj]),
+            }
+            match &block.ffn {
+                FfnWeights::Gated(g) => all.extend([&g.gate, &g.up, &g.down]),
+                FfnWeights::Moe(m) => {
+                    all.push(&m.router);
+                    all.extend(m.experts.iter().flat_map(|g| [&g.gate, &g.up, &g.down]));
+                }
+            }
+        }
+        all
+    }
+
+    fn linears_mut(&mut self) -> Vec<&mut LinearWeight> {
+        let mut all = Vec::new();
+        for block in &mut self.blocks {
+            match &mut block.mixer {
+                MixerWeights::Attention(a) => {
+                    let AttentionWeights { q, k, v, o, gate, .. } = &mut **a;
+                    all.extend([q, k, v].into_iter().chain(gate).chain([o]));
+                }
+                MixerWeights::ShortConv(c) => all.extend([&mut c.in_proj, &mut c.out_proj]),
+            }
+            match &mut block.ffn {
+                FfnWeights::Gated(g) => all.extend([&mut g.gate, &mut g.up, &mut g.down]),
+                FfnWeights::Moe(m) => {
+                    all.push(&mut m.router);
+                    all.extend(m.experts.iter_mut().flat_map(|g| [&mut g.gate, &mut g.up, &mut g.down]));
+                }
+            }
+        }
+        all
+    }
+
+    /// Moves every matrix to one run of 2 MiB pages, in the order a pass reads them.
+    fn pack(&mut self) -> Result<(), Error> {
+        let mut parts: Vec<Bytes> = self.linears().into_iter().map(|l| l.weight.bytes().clone()).collect();
+        parts.push(self.head.bytes().clone());
+        let slices: Vec<&[u8]> = parts.iter().map(|b| &b[..]).collect();
+        let mut packed = Bytes::packed(&slices).map_err(Error::Pack)?;
+        drop(parts);
+        let moved = |tensor: &Tensor, bytes| {
+            Tensor::new(tensor.dtype(), tensor.shape().clone(), bytes).expect("the copy has the same length")
+        };
+        let head = packed.pop().expect("the head was packed last");
+        self.head = moved(&self.head, head);
+        if self.stack.is_tied() {
+            self.embedding = self.head.clone();
+        }
+        for (linear, bytes) in self.linears_mut().into_iter().zip(packed) {
+            linear.weight = moved(&linear.weight, bytes);
+        }
+        Ok(())
+    }
+}
+
+impl Loader<'_> {
+    fn block(&mut self, block: &anemone_models::Block) -> Result<Block, Error> {
+        Ok(Block {
+            path: block.path.clone(),
+            mixer_norm: self.norm(&block.mixer_norm)?,
+            mixer: self.mixer(&block.mixer)?,
+            post_mixer_norm: block.post_mixer_norm.as_ref().map(|n| self.norm(n)).transpose()?,
+            ffn_norm: self.norm(&block.ffn_norm)?,
+            ffn: match &block.ffn {
+                Ffn::Gated(g) => FfnWeights::Gated(self.gated(g)?),
+                Ffn::Moe(m) => FfnWeights::Moe(MoeWeights {
+                    router: self.linear(&m.router)?,
+                    bias: m.expert_bias.as_ref().map(|w| self.values(w)).transpose()?,
+                    experts: m.experts.iter().map(|g| self.gated(g)).collect::<Result<_, _>>()?,
+                    top_k: m.top_k,
+                    normalise: m.normalise,
+                    scale: m.scale,
+                }),
+            },
+            post_ffn_norm: block.post_ffn_norm.as_ref().map(|n| self.norm(n)).transpose()?,
+        })
+    }
+
+    fn mixer(&mut self, mixer: &Mixer) -> Result<MixerWeights, Error> {
+        Ok(match mixer {
+            Mixer::Attention(a) => MixerWeights::Attention(Box::new(AttentionWeights {
+                shape: AttentionShape { heads: a.heads, kv_heads: a.kv_heads, dim: a.head_dim },
+                q: self.linear(&a.q)?,
+                k: self.linear(&a.k)?,
+                v: self.linear(&a.v)?,
+                o: self.linear(&a.o)?,
+                gate: a.gate.as_ref().map(|l| self.linear(l)).transpose()?,
+                q_norm: a.q_norm.as_ref().map(|n| self.norm(n)).transpose()?,
+                k_norm: a.k_norm.as_ref().map(|n| self.norm(n)).transpose()?,
+                rope: self.rope(a.rope),
+                window: a.window,
+            })),
+            Mixer::ShortConv(c) => {
+                let kernel = self.values(&c.kernel)?;
+                let hidden = kernel.len() / c.taps;
+                // [hidden, taps] to [taps, hidden]: one tap of all channels is then contiguous.
+                let taps = (0..c.taps).flat_map(|j| (0..hidden).map(move |h| (h, j)));
+                MixerWeights::ShortConv(ConvWeights {
+                    in_proj: self.linear(&c.in_proj)?,
+                    out_proj: self.linear(&c.out_proj)?,
+                    taps: taps.map(|(h, j)| kernel[h * c.taps + j]).collect(),
+                    bias: c.kernel_bias.as_ref().map(|w| self.values(w)).transpose()?,
+                    reach: c.taps - 1,
+                })
+            }
+        })
+    }
+
+    fn rope(&mut self, rope: Rope) -> usize {
+        if let Some(i) = self.ropes.iter().position(|t| t.rope == rope) {
+            return i;
+        }
+        self.ropes.push(RopeTable { rope, frequencies: rope.frequencies() });
+        self.ropes.len() - 1
+    }
+
+    fn gated(&self, gated: &Gated) -> Result<GatedWeights, Error> {
+        Ok(GatedWeights {
+            gate: self.linear(&gated.gate)?,
+            up: self.linear(&gated.up)?,
+            down: self.linear(&gated.down)?,
+            width: gated.gate.out_features(),
+        })
+    }
+
+    fn linear(&self, linear: &Linear) -> Result<LinearWeight, Error> {
+        Ok(LinearWeight {
+            name: linear.weight.name.clone(),
+            weight: linear.weight.load(self.weights)?,
+            bias: linear.bias.as_ref().map(|b| self.values(b)).transpose()?,
+        })
+    }
+
+    fn norm(&self, norm: &Norm) -> Result<NormWeight, Error> {
+        Ok(NormWeight { weight: self.values(&norm.weight)?, eps: norm.eps })
+    }
+
+    fn values(&self, weight: &WeightRef) -> Result<Vec<f32>, Error> {
+        let tensor = weight.load(self.weights)?;
+        if let Some(index) = scan_non_finite(&tensor) {
+            return Err(Error::NonFiniteWeight { name: weight.name.clone(), index });
+        }
+        let tensor_error = |source| anemone_models::Error::Tensor { name: weight.name.clone(), source };
+        Ok(tensor.to_f32().map_err(tensor_error)?)
+    }
+}

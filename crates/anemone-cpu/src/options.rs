@@ -1,0 +1,49 @@
+/// How numbers are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Arithmetic {
+    /// f32 activations, products, sums and cache.
+    Exact,
+    /// bf16 products with f32 sums where native, f32 elsewhere; f16 cache.
+    #[default]
+    Fast,
+}
+
+/// Where weights are read from while computing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Layout {
+    /// Straight from the checkpoint's mapped files; costs no memory of our own.
+    #[default]
+    Mapped,
+    /// A private copy in 2 MiB pages, in the order a pass reads them; costs the weights' size in memory and a copy at load.
+    Packed,
+}
+
+/// Choices made when a model is loaded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// Threads, the caller's included; all physical cores when 0.
+    pub threads: usize,
+    /// How numbers are computed.
+    pub arithmetic: Arithmetic,
+    /// Where weights are read from.
+    pub layout: Layout,
+    /// Most tokens the engine will hold; the model's own limit when absent.
+    pub context_len: Option<usize>,
+    /// Tokens of a prompt computed in one pass.
+    pub chunk: usize,
+    /// Tokens the engine can always step back.
+    pub rewind: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            threads: 0,
+            arithmetic: Arithmetic::default(),
+            layout: Layout::default(),
+            context_len: None,
+            chunk: 512,
+            rewind: 64,
+        }
+    }
+}

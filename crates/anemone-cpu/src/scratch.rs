@@ -1,0 +1,66 @@
+use anemone_kernels::{Input, Output};
+use half::bf16;
+
+/// Buffers of a pass, grown to the largest one seen.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch {
+    /// Residual stream `[tokens, hidden]`.
+    pub(crate) x: Vec<f32>,
+    /// Output of a mixer or feed-forward part `[tokens, hidden]`.
+    pub(crate) y: Vec<f32>,
+    /// Input of the next product.
+    pub(crate) act: Activations,
+    pub(crate) q: Vec<f32>,
+    pub(crate) k: Vec<f32>,
+    pub(crate) v: Vec<f32>,
+    pub(crate) gate: Vec<f32>,
+    pub(crate) attended: Vec<f32>,
+    pub(crate) scores: Vec<f32>,
+    pub(crate) bcx: Vec<f32>,
+    pub(crate) z: Vec<f32>,
+    pub(crate) up: Vec<f32>,
+    pub(crate) cos: Vec<Vec<f32>>,
+    pub(crate) sin: Vec<Vec<f32>>,
+}
+
+/// Activations in the type products want them: bf16 where those products are native and allowed, f32 elsewhere.
+#[derive(Debug, Default)]
+pub(crate) struct Activations {
+    pub(crate) reduced: bool,
+    full: Vec<f32>,
+    half: Vec<bf16>,
+}
+
+impl Activations {
+    pub(crate) fn new(reduced: bool) -> Self {
+        Self { reduced, ..Self::default() }
+    }
+
+    pub(crate) fn output(&mut self, len: usize) -> Output<'_> {
+        if self.reduced {
+            Output::Bf16(sized(&mut self.half, len))
+        } else {
+            Output::F32(sized(&mut self.full, len))
+        }
+    }
+
+    pub(crate) fn input(&self, len: usize) -> Input<'_> {
+        if self.reduced { Input::Bf16(&self.half[..len]) } else { Input::F32(&self.full[..len]) }
+    }
+
+    /// Takes over a buffer of f32.
+    pub(crate) fn set(&mut self, values: &[f32]) {
+        match self.output(values.len()) {
+            Output::F32(out) => out.copy_from_slice(values),
+            Output::Bf16(out) => anemone_kernels::round_to_bf16(values, out),
+        }
+    }
+}
+
+/// The first `len` elements of a buffer that is grown when too short; its content is whatever it was.
+pub(crate) fn sized<T: Copy + Default>(buffer: &mut Vec<T>, len: usize) -> &mut [T] {
+    if buffer.len() < len {
+        buffer.resize(len, T::default());
+    }
+    &mut buffer[..len]
+}

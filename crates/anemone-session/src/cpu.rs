@@ -1,0 +1,39 @@
+//! The native engine as a session sees it.
+
+use anemone_cpu::LogitsOf;
+
+use crate::{Engine, EngineError};
+
+impl Engine for anemone_cpu::Engine {
+    fn vocab_size(&self) -> usize {
+        self.model().stack().vocab_size
+    }
+
+    fn context_len(&self) -> usize {
+        self.context_len()
+    }
+
+    fn position(&self) -> usize {
+        self.position()
+    }
+
+    fn feed(&mut self, tokens: &[u32]) -> Result<&[f32], EngineError> {
+        self.feed(tokens, LogitsOf::Last).map_err(EngineError::new)
+    }
+
+    fn feed_all(&mut self, tokens: &[u32]) -> Result<&[f32], EngineError> {
+        self.feed(tokens, LogitsOf::All).map_err(EngineError::new)
+    }
+
+    fn nearest(&self, position: usize) -> usize {
+        self.nearest(position)
+    }
+
+    fn rewind(&mut self, position: usize) -> Result<(), EngineError> {
+        self.rewind(position).map_err(EngineError::new)
+    }
+
+    fn reset(&mut self) {
+        self.reset();
+    }
+}
