@@ -1,6 +1,8 @@
 use std::fs::File;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::Path;
+use std::sync::mpsc;
+use std::thread;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Map, Value, json};
@@ -74,24 +76,67 @@ fn write_file(path: &Path, tensors: &[Spec], dtype: DType, seed: u64) -> Result<
     let mut file = File::create(path).with_context(context)?;
     file.write_all(&(header.len() as u64).to_le_bytes()).with_context(context)?;
     file.write_all(&header).with_context(context)?;
-    let mut buffer = Vec::with_capacity((CHUNK * 4 * dtype.size()) as usize);
-    for spec in tensors {
-        let values = Values::new(spec, dtype, seed);
-        let (mut at, end) = (0, spec.numel().div_ceil(4));
-        while at < end {
-            let next = (at + CHUNK).min(end);
-            values.fill(at, next, &mut buffer);
-            let bytes = (spec.numel() - at * 4).min((next - at) * 4) * dtype.size();
-            file.write_all(&buffer[..bytes as usize]).with_context(context)?;
-            at = next;
-        }
-    }
+    generate(tensors, dtype, seed, |bytes| file.write_all(bytes)).with_context(context)?;
     Ok(offset)
+}
+
+/// Makes the values chunk by chunk on this thread while another one writes them.
+fn generate(
+    tensors: &[Spec],
+    dtype: DType,
+    seed: u64,
+    mut write: impl FnMut(&[u8]) -> io::Result<()> + Send,
+) -> io::Result<()> {
+    thread::scope(|scope| {
+        let (full, to_write) = mpsc::sync_channel::<Vec<u8>>(1);
+        let (empty, to_fill) = mpsc::channel::<Vec<u8>>();
+        let writer = scope.spawn(move || {
+            to_write.iter().try_for_each(|buffer| {
+                write(&buffer)?;
+                // The maker may be done and gone.
+                let _ = empty.send(buffer);
+                Ok(())
+            })
+        });
+        'all: for spec in tensors {
+            let values = Values::new(spec, dtype, seed);
+            let (mut at, end) = (0, spec.numel().div_ceil(4));
+            while at < end {
+                let next = (at + CHUNK).min(end);
+                let mut buffer = to_fill.try_recv().unwrap_or_default();
+                values.fill(at, next, &mut buffer);
+                let elements = (spec.numel() - at * 4).min((next - at) * 4);
+                buffer.truncate((elements * dtype.size()) as usize);
+                // The writer hangs up only on an error, which joining it gives.
+                if full.send(buffer).is_err() {
+                    break 'all;
+                }
+                at = next;
+            }
+        }
+        drop(full);
+        writer.join().unwrap_or_else(|_| Err(io::Error::other("the writer panicked")))
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sizes_are_exact_and_a_full_disk_is_an_error() {
+        let spec = |n: u64| Spec { name: n.to_string(), shape: vec![n], mean: 0.0, std: 1.0 };
+        let tensors = [spec(3), spec(4 * CHUNK + 5), spec(1)];
+        let mut written = 0;
+        generate(&tensors, DType::F16, 0, |bytes| {
+            written += bytes.len() as u64;
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(written, 2 * (3 + 4 * CHUNK + 5 + 1));
+        let error = generate(&tensors, DType::F16, 0, |_| Err(io::Error::other("disk full"))).unwrap_err();
+        assert_eq!(error.to_string(), "disk full");
+    }
 
     #[test]
     fn parts_are_never_empty_and_lose_nothing() {
