@@ -190,19 +190,20 @@ impl Rows<'_> {
 }
 
 /// Calls `$tile::<…, R, T>(rows, x, row, token)` over all rows and tokens: full tiles first, then each remainder with its own
-/// constants.
+/// constants. A single token takes `$few` rows at a time: as few as hide the latency of a sum, because a single stream
+/// read in order is what memory (and its hardware prefetcher, which software hints only disturb) delivers fastest.
 macro_rules! tiles {
-    ($rows:expr, $x:expr, $tile:ident <$($g:ident),*>) => {{
+    ($rows:expr, $x:expr, $few:literal, $tile:ident <$($g:ident),*>) => {{
         let (rows, x) = ($rows, $x);
         if rows.tokens == 1 {
-            // Few streams, read in order: this is what memory likes.
             let mut r = 0;
-            while r + 2 <= rows.count {
-                $tile::<$($g,)* 2, 1>(rows, x, r, 0);
-                r += 2;
+            while r + $few <= rows.count {
+                $tile::<$($g,)* $few, 1>(rows, x, r, 0);
+                r += $few;
             }
-            if r < rows.count {
+            while r < rows.count {
                 $tile::<$($g,)* 1, 1>(rows, x, r, 0);
+                r += 1;
             }
         } else {
             let mut t = 0;

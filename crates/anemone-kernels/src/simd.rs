@@ -135,23 +135,6 @@ impl Element for half::bf16 {
     }
 }
 
-/// Asks for the cache line at `p`; any address is allowed.
-#[inline(always)]
-pub(crate) fn prefetch(p: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch is a hint and never faults.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(p.cast());
-    }
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: a prefetch is a hint and never faults.
-    unsafe {
-        std::arch::asm!("prfm pldl1keep, [{0}]", in(reg) p, options(nostack, readonly, preserves_flags));
-    }
-    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-    let _ = p;
-}
-
 /// A mutable base pointer handed to several threads, each of which writes its own part.
 #[derive(Clone, Copy)]
 pub(crate) struct Shared<T>(*mut T, usize);

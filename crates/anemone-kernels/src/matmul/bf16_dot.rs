@@ -8,10 +8,8 @@ use half::{bf16, f16};
 
 use super::{Rows, tiles};
 use crate::simd::avx512::Avx512;
-use crate::simd::{Element, Isa, prefetch};
+use crate::simd::{Element, Isa};
 
-/// Bytes ahead of the reader that a row is asked for.
-const AHEAD: usize = 4096;
 /// Elements of the buffer that holds rounded weights, so that a row used by many tokens is rounded once.
 const BUFFER: usize = 64 << 10;
 
@@ -80,7 +78,7 @@ unsafe fn each<W: Bf16Source>(rows: &Rows<'_>, x: &[bf16]) {
     debug_assert_eq!(rows.data.len(), rows.count * rows.cols * size_of::<W>());
     // SAFETY: tiles stay inside `count` rows and `tokens` tokens.
     unsafe {
-        tiles!(rows, x, tile<W>);
+        tiles!(rows, x, 1, tile<W>);
     }
 }
 
@@ -104,11 +102,6 @@ unsafe fn tile<W: Bf16Source, const R: usize, const T: usize>(
         while k < full {
             let mut wv = [to_bh(_mm512_setzero_si512()); R];
             for (i, v) in wv.iter_mut().enumerate() {
-                if T == 1 {
-                    for line in 0..size_of::<W>() / 2 {
-                        prefetch(w.add(i * cols + k).cast::<u8>().wrapping_add(AHEAD + 64 * line));
-                    }
-                }
                 *v = W::pairs(w.add(i * cols + k));
             }
             for (j, acc) in acc.iter_mut().enumerate() {

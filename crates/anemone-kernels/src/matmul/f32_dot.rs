@@ -5,10 +5,7 @@ use half::{bf16, f16};
 
 use super::{Rows, tiles};
 use crate::Level;
-use crate::simd::{Element, Isa, dispatch, prefetch};
-
-/// Bytes ahead of the reader that a row is asked for.
-const AHEAD: usize = 4096;
+use crate::simd::{Element, Isa, dispatch};
 
 pub(super) fn run(level: Level, rows: &Rows<'_>, x: &[f32]) {
     match rows.dtype {
@@ -25,7 +22,11 @@ unsafe fn each<I: Isa, W: Element>(rows: &Rows<'_>, x: &[f32]) {
     debug_assert_eq!(rows.data.len(), rows.count * rows.cols * size_of::<W>());
     // SAFETY: tiles stay inside `count` rows and `tokens` tokens.
     unsafe {
-        tiles!(rows, x, tile<I, W>);
+        if I::LANES == 16 {
+            tiles!(rows, x, 2, tile<I, W>);
+        } else {
+            tiles!(rows, x, 4, tile<I, W>);
+        }
     }
 }
 
@@ -49,9 +50,6 @@ unsafe fn tile<I: Isa, W: Element, const R: usize, const T: usize>(
         while k < full {
             let mut wv = [I::splat(0.0); R];
             for (i, v) in wv.iter_mut().enumerate() {
-                if T == 1 {
-                    prefetch(w.add(i * cols + k).cast::<u8>().wrapping_add(AHEAD));
-                }
                 *v = W::load::<I>(w.add(i * cols + k));
             }
             for (j, acc) in acc.iter_mut().enumerate() {
