@@ -1,0 +1,176 @@
+use std::path::PathBuf;
+
+use anemone_cpu::{Arithmetic, Layout, Options};
+use anyhow::{Result, bail};
+use clap::ValueEnum;
+use clap::builder::RangedU64ValueParser;
+
+/// The context a command makes room for when `--ctx` is absent and the model allows it.
+pub(crate) const DEFAULT_CONTEXT: usize = 4096;
+
+/// Which model.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Model")]
+pub(crate) struct ModelArgs {
+    /// Model directory, its config.json or a safetensors file, or a hub id `org/name[@revision]`
+    /// [default: the built-in model stories-lfm2]
+    #[arg(long, short = 'm', value_name = "PATH|ID")]
+    pub(crate) model: Option<PathBuf>,
+    /// Use only models that are on this machine (as `HF_HUB_OFFLINE=1` does)
+    #[arg(long)]
+    pub(crate) offline: bool,
+    /// Branch, tag or commit of a hub id that names none [default: main]
+    #[arg(long, value_name = "REV")]
+    pub(crate) revision: Option<String>,
+}
+
+/// How the model is run.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Engine")]
+pub(crate) struct EngineArgs {
+    /// Threads, 1 to 512 [default: all the system offers]
+    #[arg(long, short = 't', value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=512), allow_negative_numbers = true)]
+    pub(crate) threads: Option<usize>,
+    /// Most tokens held, prompt and answer together [default: the model's limit, but at most 4096]
+    #[arg(long, short = 'c', value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..), allow_negative_numbers = true)]
+    pub(crate) ctx: Option<usize>,
+    /// Compute in f32 throughout: slower, and the same on every machine up to rounding
+    #[arg(long)]
+    pub(crate) exact: bool,
+    /// Where weights are read from: the mapped files, or a private copy in large pages
+    #[arg(long, value_name = "LAYOUT", default_value = "mapped")]
+    pub(crate) layout: LayoutName,
+    /// What runs the model
+    #[arg(long, value_name = "ENGINE", default_value = "auto")]
+    pub(crate) engine: EngineName,
+    /// Tokens of a prompt computed in one pass
+    #[arg(long, value_name = "N", default_value_t = 512, hide_short_help = true, value_parser = RangedU64ValueParser::<usize>::new().range(1..=8192))]
+    pub(crate) chunk: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LayoutName {
+    Mapped,
+    Packed,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum EngineName {
+    /// Core ML for bundles on a Mac, the native engine otherwise
+    Auto,
+    /// The native engine
+    Cpu,
+    /// Core ML, which arrives with bundles
+    Coreml,
+    /// The emulator of the neural engine, which arrives with bundles
+    Emulator,
+}
+
+impl EngineArgs {
+    /// The engine's options for a context of `context_len`; errors for an engine that is not there.
+    pub(crate) fn options(&self, context_len: usize) -> Result<Options> {
+        self.check_engine()?;
+        Ok(Options {
+            threads: self.threads.unwrap_or_else(crate::machine::threads),
+            arithmetic: self.arithmetic(),
+            layout: self.layout(),
+            context_len: Some(context_len),
+            chunk: self.chunk,
+            ..Options::default()
+        })
+    }
+
+    /// Errors for an engine that is not there.
+    pub(crate) fn check_engine(&self) -> Result<()> {
+        let name = match self.engine {
+            EngineName::Auto | EngineName::Cpu => return Ok(()),
+            EngineName::Coreml => "coreml",
+            EngineName::Emulator => "emulator",
+        };
+        bail!(
+            "--engine {name} runs bundles, which this version neither writes nor reads yet; use --engine cpu"
+        )
+    }
+
+    pub(crate) fn arithmetic(&self) -> Arithmetic {
+        if self.exact { Arithmetic::Exact } else { Arithmetic::Fast }
+    }
+
+    pub(crate) fn layout(&self) -> Layout {
+        match self.layout {
+            LayoutName::Mapped => Layout::Mapped,
+            LayoutName::Packed => Layout::Packed,
+        }
+    }
+
+    /// The context: `--ctx`, else enough for `needed` and at least the default, within the model's limit.
+    pub(crate) fn context_len(&self, model_max: usize, needed: usize) -> usize {
+        self.ctx.unwrap_or_else(|| model_max.min(DEFAULT_CONTEXT.max(needed)))
+    }
+}
+
+/// How tokens are drawn and when to stop.
+#[derive(Debug, Clone, clap::Args)]
+#[command(
+    next_help_heading = "Sampling (defaults: the model's generation_config.json, else those its makers recommend)"
+)]
+pub(crate) struct SamplingArgs {
+    /// Divides the logits; 0 takes the most likely token
+    #[arg(long, value_name = "T", value_parser = within(0.0, 100.0), allow_negative_numbers = true)]
+    pub(crate) temperature: Option<f32>,
+    /// Keep the K most likely tokens; 0 keeps all
+    #[arg(long, value_name = "K", allow_negative_numbers = true)]
+    pub(crate) top_k: Option<usize>,
+    /// Keep the most likely tokens up to this probability
+    #[arg(long, value_name = "P", value_parser = within(0.0, 1.0), allow_negative_numbers = true)]
+    pub(crate) top_p: Option<f32>,
+    /// Drop tokens below this share of the best one's probability
+    #[arg(long, value_name = "P", value_parser = within(0.0, 1.0), allow_negative_numbers = true)]
+    pub(crate) min_p: Option<f32>,
+    /// Make tokens seen less likely; 1 is off
+    #[arg(long, value_name = "X", value_parser = within(0.001, 100.0), allow_negative_numbers = true)]
+    pub(crate) repetition_penalty: Option<f32>,
+    /// Taken off a token's logit each time it was generated
+    #[arg(long, value_name = "X", value_parser = within(-2.0, 2.0), allow_negative_numbers = true)]
+    pub(crate) frequency_penalty: Option<f32>,
+    /// Taken off a token's logit if it was generated
+    #[arg(long, value_name = "X", value_parser = within(-2.0, 2.0), allow_negative_numbers = true)]
+    pub(crate) presence_penalty: Option<f32>,
+    /// Makes the draws repeatable [default: random, shown in the statistics]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub(crate) seed: Option<u64>,
+    /// Always take the most likely token, with no penalty that is not given here
+    #[arg(long, conflicts_with_all = ["temperature", "top_k", "top_p", "min_p"])]
+    pub(crate) greedy: bool,
+    /// Most tokens to generate [default: the model's own, else 512]
+    #[arg(long, short = 'n', value_name = "N", allow_negative_numbers = true)]
+    pub(crate) max_new_tokens: Option<usize>,
+    /// End before this text; may be repeated
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) stop: Vec<String>,
+    /// Go on after end-of-text tokens, for measurements
+    #[arg(long)]
+    pub(crate) ignore_eos: bool,
+}
+
+/// A parser of numbers from `low` to `high`.
+fn within(low: f32, high: f32) -> impl Fn(&str) -> Result<f32, String> + Clone + Send + Sync + 'static {
+    move |text| match text.parse::<f32>() {
+        Ok(value) if (low..=high).contains(&value) => Ok(value),
+        _ => Err(format!("give a number from {low} to {high}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_outside_the_range_are_refused() {
+        let parse = within(0.0, 1.0);
+        assert_eq!(parse("0.5"), Ok(0.5));
+        for bad in ["-0.1", "1.01", "NaN", "inf", "", "x"] {
+            assert_eq!(parse(bad), Err("give a number from 0 to 1".into()), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,9 @@
+pub(crate) mod bench;
+pub(crate) mod chat;
+pub(crate) mod completions;
+pub(crate) mod doctor;
+pub(crate) mod forward;
+pub(crate) mod inspect;
+pub(crate) mod man;
+pub(crate) mod perplexity;
+pub(crate) mod run;

@@ -1,0 +1,214 @@
+mod bandwidth;
+mod measure;
+mod plot;
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Result, ensure};
+use clap::builder::RangedU64ValueParser;
+use serde_json::{Map, Value, json};
+
+use crate::args::{EngineArgs, LayoutName, ModelArgs};
+use crate::cli::Shell;
+use crate::model::Loaded;
+use crate::{files, machine, output};
+use measure::{Kind, Test};
+
+/// Measure prefill and decode rates
+///
+/// Prefill (pp) feeds N tokens at once, decode (tg) N tokens one by one, both after --depth tokens; token ids are
+/// random. Everything runs once unmeasured before it is measured. The bandwidth probe reads a private buffer with
+/// all threads, to show which part of the memory's speed the decoding uses.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  anemone bench --model ./LFM2-350M\n  \
+                        anemone bench --model ./LFM2-350M --pp 128,512 --tg 64 --depth 1024 --json --svg bench.svg")]
+pub(crate) struct Args {
+    /// Prompt lengths, separated by commas; 0 for none
+    #[arg(
+        long,
+        value_name = "N,N",
+        default_value = "512",
+        value_delimiter = ',',
+        allow_negative_numbers = true
+    )]
+    pp: Vec<usize>,
+    /// Numbers of decoded tokens, separated by commas; 0 for none
+    #[arg(
+        long,
+        value_name = "N,N",
+        default_value = "64",
+        value_delimiter = ',',
+        allow_negative_numbers = true
+    )]
+    tg: Vec<usize>,
+    /// Measurements of each test
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = RangedU64ValueParser::<usize>::new().range(1..=10_000), allow_negative_numbers = true)]
+    repeat: usize,
+    /// Tokens held before each measurement
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
+    depth: usize,
+    /// Size of the bandwidth probe's buffer; 0 skips the probe
+    #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = RangedU64ValueParser::<usize>::new().range(0..=1 << 20), allow_negative_numbers = true)]
+    probe_mib: usize,
+    /// Seed of the token ids
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// Draw the rates into an SVG file
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+/// What was measured besides the rates.
+#[derive(Debug)]
+struct Figures {
+    bytes_per_token: u64,
+    /// Bytes per second.
+    bandwidth: Option<f64>,
+    /// Share of the bandwidth that the first decode test used.
+    share: Option<f64>,
+    rss: machine::Rss,
+    first_token: Option<f64>,
+}
+
+pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
+    let mut tests: Vec<Test> = Vec::new();
+    for (kind, counts) in [(Kind::Prefill, &args.pp), (Kind::Decode, &args.tg)] {
+        tests.extend(counts.iter().filter(|&&n| n > 0).map(|&n| Test::new(kind, n)));
+    }
+    let longest = tests.iter().map(|t| t.tokens).max().unwrap_or(0);
+    ensure!(longest > 0, "--pp and --tg name no test; give one of them a number above 0");
+    let needed = args.depth.saturating_add(longest);
+    let mut loaded = Loaded::new(&args.model, &args.engine, needed, shell)?;
+    let context = loaded.engine.context_len();
+    ensure!(
+        needed <= context,
+        "--depth {} and a test of {longest} tokens do not fit the context of {context}; lower --depth, --pp or --tg, or raise --ctx",
+        args.depth
+    );
+    let vocab = loaded.stack().vocab_size as u64;
+    let tokens = measure::random_tokens(args.seed, needed, vocab);
+    measure::run(&mut loaded.engine, &mut tests, &tokens, args.depth, args.repeat)?;
+    let rss = machine::rss();
+    let threads = loaded.engine.context().pool().threads();
+    let bandwidth = bandwidth::probe(args.probe_mib, threads);
+    let bytes_per_token = loaded.engine.model().bytes_per_token();
+    let decode = tests.iter().find(|t| t.kind == Kind::Decode);
+    let figures = Figures {
+        bytes_per_token,
+        bandwidth,
+        share: decode.zip(bandwidth).map(|(t, b)| t.mean() * bytes_per_token as f64 / b),
+        rss,
+        first_token: tests.iter().find(|t| t.kind == Kind::Prefill).map(|t| t.tokens as f64 / t.median()),
+    };
+    if let Some(path) = &args.svg {
+        let title = format!(
+            "{} on {} threads, {}",
+            loaded.checkpoint.name(),
+            threads,
+            loaded.engine.context().level().name()
+        );
+        let svg = plot::draw(&title, &tests)?;
+        files::write_whole("--svg", path, |file| Ok(file.write_all(svg.as_bytes())?))?;
+    }
+    if args.json {
+        output::json(&report(args, &loaded, &tests, &figures))?;
+    } else {
+        output::data(&table(args, &loaded, &tests, &figures))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn arithmetic(args: &Args) -> &'static str {
+    if args.engine.exact { "exact" } else { "fast" }
+}
+
+fn layout(args: &Args) -> &'static str {
+    match args.engine.layout {
+        LayoutName::Mapped => "mapped",
+        LayoutName::Packed => "packed",
+    }
+}
+
+fn report(args: &Args, loaded: &Loaded, tests: &[Test], figures: &Figures) -> Value {
+    let mut report = Map::new();
+    let context = loaded.engine.context();
+    report.insert("model".into(), loaded.checkpoint.name().into());
+    report.insert("threads".into(), context.pool().threads().into());
+    report.insert("level".into(), context.level().name().into());
+    report.insert("arithmetic".into(), arithmetic(args).into());
+    report.insert("layout".into(), layout(args).into());
+    report.insert("depth".into(), args.depth.into());
+    report.insert("repeat".into(), args.repeat.into());
+    let row = |t: &Test| {
+        json!({
+            "name": t.name(), "tokens": t.tokens, "samples": t.samples,
+            "mean": t.mean(), "sd": t.sd(), "median": t.median(),
+        })
+    };
+    report.insert("tests".into(), tests.iter().map(row).collect());
+    for (key, kind) in [("pp", Kind::Prefill), ("tg", Kind::Decode)] {
+        let first = tests.iter().find(|t| t.kind == kind);
+        report.insert(key.into(), first.map_or(Value::Null, |t| json!({"mean": t.mean(), "sd": t.sd()})));
+    }
+    report.insert("bytes_per_token".into(), figures.bytes_per_token.into());
+    report.insert("bandwidth_gbs".into(), json!(figures.bandwidth.map(|b| b / 1e9)));
+    report.insert("bandwidth_share".into(), json!(figures.share));
+    report.insert("rss_bytes".into(), json!(figures.rss.total));
+    report.insert("rss_anon_bytes".into(), json!(figures.rss.anon));
+    report.insert("rss_file_bytes".into(), json!(figures.rss.file));
+    report.insert("load_seconds".into(), loaded.load_seconds.into());
+    report.insert("time_to_first_token_seconds".into(), json!(figures.first_token));
+    Value::Object(report)
+}
+
+fn table(args: &Args, loaded: &Loaded, tests: &[Test], figures: &Figures) -> String {
+    let context = loaded.engine.context();
+    let mut out = format!(
+        "{}, {} threads, {}, {}, {}, depth {}\n\n",
+        loaded.checkpoint.name(),
+        context.pool().threads(),
+        context.level().name(),
+        arithmetic(args),
+        layout(args),
+        args.depth
+    );
+    let _ = writeln!(out, "{:<10} {:>22} {:>10} {:>10} {:>10}", "test", "tok/s", "median", "min", "max");
+    for t in tests {
+        let rate = format!("{:.1} ± {:.1}", t.mean(), t.sd());
+        let _ = writeln!(
+            out,
+            "{:<10} {rate:>22} {:>10.1} {:>10.1} {:>10.1}",
+            t.name(),
+            t.median(),
+            t.min(),
+            t.max()
+        );
+    }
+    let _ = write!(out, "\nweights read per token {}", machine::bytes(figures.bytes_per_token));
+    if let Some(bandwidth) = figures.bandwidth {
+        let _ = write!(out, ", memory reads {:.1} GB/s", bandwidth / 1e9);
+    }
+    if let Some(share) = figures.share {
+        let _ = write!(out, ", decode uses {:.0}% of it", 100.0 * share);
+    }
+    let _ = write!(out, "\nload {:.3} s", loaded.load_seconds);
+    if let Some(seconds) = figures.first_token {
+        let _ = write!(out, ", first token after {seconds:.3} s");
+    }
+    if let machine::Rss { total: Some(total), anon: Some(anon), file: Some(file) } = figures.rss {
+        let (total, anon, file) = (machine::bytes(total), machine::bytes(anon), machine::bytes(file));
+        let _ = write!(out, ", mem {total} ({anon} own, {file} mapped)");
+    }
+    out.push('\n');
+    out
+}

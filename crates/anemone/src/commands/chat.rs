@@ -1,0 +1,261 @@
+use std::io::{BufRead, IsTerminal, Read, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+use anemone_session::{ChatTemplate, Conversation, GenerateOptions, Message, RenderOptions, Tokenizer, Turn};
+use anyhow::{Context, Result, anyhow, bail};
+use rustyline::DefaultEditor;
+use rustyline::error::ReadlineError;
+use serde_json::Value;
+
+use crate::args::{EngineArgs, ModelArgs, SamplingArgs};
+use crate::cli::Shell;
+use crate::generation::{self, Stream};
+use crate::model::{self, Loaded};
+use crate::{files, interrupt, output, stats};
+
+/// Longest line that is read.
+const LINE_LIMIT: u64 = 16 << 20;
+
+const HELP: &str = "/reset         forget the conversation, keep the system message
+/system TEXT   set the system message, or remove it when TEXT is empty
+/save FILE     write the messages as JSON
+/load FILE     go on from messages written by /save
+/help          this list
+/quit          leave (also Ctrl-D)
+//...           a message that begins with one /
+Ctrl-C ends an answer; at the prompt it leaves";
+
+/// Talk to a model, line by line
+///
+/// Answers go to stdout, a line of statistics per turn to stderr. Each turn computes only the tokens that are new.
+/// When stdin is not a terminal, every line of it is a message or a command, which makes chats scriptable.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  anemone chat\n  \
+                        printf 'tell me a story about a cat.\\n/save chat.json\\n' | anemone chat --seed 1")]
+pub(crate) struct Args {
+    /// System message
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+    /// Print each answer as one JSON object instead of text
+    #[arg(long)]
+    json_lines: bool,
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    engine: EngineArgs,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+}
+
+pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
+    interrupt::install()?;
+    let loaded = Loaded::new(&args.model, &args.engine, 0, shell)?;
+    let tokenizer = model::tokenizer(&loaded.checkpoint)?;
+    let template = model::template(&loaded.checkpoint, &tokenizer)?;
+    let options =
+        generation::options(&args.sampling, &loaded.checkpoint, &loaded.stack().model_type, &tokenizer)?;
+    let mut input = Input::new()?;
+    if matches!(input, Input::Editor(_)) && !shell.quiet {
+        output::note(&format!("{}: type a message, /help for commands", loaded.checkpoint.name()));
+    }
+    let mut chat = Chat {
+        loaded,
+        tokenizer,
+        template,
+        options,
+        conversation: Conversation::new(),
+        messages: args.system.iter().map(|text| Message::system(text.as_str())).collect(),
+        json_lines: args.json_lines,
+        quiet: shell.quiet,
+    };
+    let mut failed = false;
+    while let Some(line) = input.line()? {
+        match chat.line(&line) {
+            Ok(Next::Line) => {}
+            Ok(Next::Quit) => break,
+            Err(error) if error.is::<output::StdoutClosed>() => return Err(error),
+            Err(error) => {
+                output::error(&error);
+                failed = true;
+            }
+        }
+    }
+    // A person has seen the errors; a script needs to be told.
+    let failed = failed && matches!(input, Input::Plain);
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+enum Input {
+    Editor(Box<DefaultEditor>),
+    Plain,
+}
+
+impl Input {
+    fn new() -> Result<Self> {
+        if std::io::stdin().is_terminal() && std::io::stdout().is_terminal() {
+            return Ok(Self::Editor(Box::new(DefaultEditor::new().context("cannot use the terminal")?)));
+        }
+        Ok(Self::Plain)
+    }
+
+    /// The next line; `None` at the end.
+    fn line(&mut self) -> Result<Option<String>> {
+        match self {
+            Self::Editor(editor) => match editor.readline("> ") {
+                Ok(line) => {
+                    // A history that cannot grow is no reason to stop.
+                    let _ = editor.add_history_entry(&line);
+                    Ok(Some(line))
+                }
+                Err(ReadlineError::Eof | ReadlineError::Interrupted) => Ok(None),
+                Err(error) => Err(anyhow!(error).context("cannot read from the terminal")),
+            },
+            Self::Plain => {
+                let mut bytes = Vec::new();
+                let read = std::io::stdin().lock().take(LINE_LIMIT).read_until(b'\n', &mut bytes);
+                if read.context("stdin: cannot read it")? == 0 {
+                    return Ok(None);
+                }
+                if bytes.len() as u64 == LINE_LIMIT {
+                    bail!("stdin: a line is longer than {} MiB; split it", LINE_LIMIT >> 20);
+                }
+                let line = String::from_utf8(bytes).map_err(|error| {
+                    let at = error.utf8_error().valid_up_to();
+                    anyhow!("stdin: a line is not UTF-8 at its byte {at}; send UTF-8")
+                })?;
+                Ok(Some(line))
+            }
+        }
+    }
+}
+
+enum Next {
+    Line,
+    Quit,
+}
+
+struct Chat {
+    loaded: Loaded,
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    options: GenerateOptions,
+    conversation: Conversation,
+    messages: Vec<Message>,
+    json_lines: bool,
+    quiet: bool,
+}
+
+impl Chat {
+    fn line(&mut self, line: &str) -> Result<Next> {
+        let line = line.trim();
+        if line.is_empty() {
+            return Ok(Next::Line);
+        }
+        let Some(command) = line.strip_prefix('/') else { return self.turn(line) };
+        if command.starts_with('/') {
+            return self.turn(command);
+        }
+        let (name, rest) = command.split_once(char::is_whitespace).unwrap_or((command, ""));
+        let rest = rest.trim();
+        match name {
+            "quit" | "exit" => return Ok(Next::Quit),
+            "help" => output::note(HELP),
+            "reset" => {
+                self.messages.retain(|m| m.role == "system");
+                self.conversation.reset(&mut self.loaded.engine);
+                self.say("the conversation is forgotten");
+            }
+            "system" => {
+                self.messages.retain(|m| m.role != "system");
+                if !rest.is_empty() {
+                    self.messages.insert(0, Message::system(rest));
+                }
+                self.say(if rest.is_empty() { "no system message" } else { "the system message is set" });
+            }
+            "save" => {
+                self.save(file_name("save", rest)?)?;
+                self.say(&format!("{} messages saved in {rest}", self.messages.len()));
+            }
+            "load" => {
+                self.messages = load(file_name("load", rest)?)?;
+                self.say(&format!("{} messages loaded", self.messages.len()));
+            }
+            _ => bail!("/{name}: no such command; /help lists them, and // begins a message with /"),
+        }
+        Ok(Next::Line)
+    }
+
+    fn turn(&mut self, text: &str) -> Result<Next> {
+        self.messages.push(Message::user(text));
+        let result = self.answer();
+        match result {
+            Ok(answer) => self.messages.push(Message::assistant(answer)),
+            Err(error) => {
+                self.messages.pop();
+                return Err(match error.downcast_ref() {
+                    Some(anemone_session::Error::PromptTooLong { prompt, context }) => anyhow!(
+                        "the conversation is {prompt} tokens and the context holds {context}; \
+                         /reset starts over, --ctx makes more room"
+                    ),
+                    _ => error,
+                });
+            }
+        }
+        Ok(Next::Line)
+    }
+
+    fn answer(&mut self) -> Result<String> {
+        let render = RenderOptions::default();
+        let turn = Turn {
+            tokenizer: &self.tokenizer,
+            template: &self.template,
+            render: &render,
+            generate: &self.options,
+        };
+        let mut stream = Stream::new(!self.json_lines);
+        let engine = &mut self.loaded.engine;
+        let answer =
+            self.conversation.turn(engine, turn, &self.messages, &mut |event| stream.on_event(event))?;
+        let first_token = stream.end()?;
+        if self.json_lines {
+            output::json(&Value::Object(generation::report(&answer, first_token)))?;
+        } else {
+            output::data("\n")?;
+        }
+        let (held, context) = (self.loaded.engine.position(), self.loaded.engine.context_len());
+        self.say(&stats::line(&answer, held, context));
+        if generation::ran_out_of_context(&answer) {
+            output::note(&format!(
+                "the context of {context} tokens is full and the answer was cut; \
+                 /reset starts over, --ctx makes more room"
+            ));
+        }
+        Ok(answer.text)
+    }
+
+    fn save(&self, path: &Path) -> Result<()> {
+        let text = serde_json::to_string_pretty(&self.messages)?;
+        files::write_whole("/save", path, |file| Ok(writeln!(file, "{text}")?))
+    }
+
+    fn say(&self, text: &str) {
+        if !self.quiet {
+            output::note(text);
+        }
+    }
+}
+
+fn file_name<'a>(command: &str, rest: &'a str) -> Result<&'a Path> {
+    if rest.is_empty() {
+        bail!("/{command}: no file; write /{command} FILE");
+    }
+    Ok(Path::new(rest))
+}
+
+fn load(path: &Path) -> Result<Vec<Message>> {
+    let text = files::read_text("/load", path)?;
+    serde_json::from_str(&text).with_context(|| {
+        format!("/load {}: not a list of messages; use a file written by /save", path.display())
+    })
+}

@@ -1,0 +1,123 @@
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anemone_cpu::Arithmetic;
+use anemone_session::{FinishReason, Message, RenderOptions, Tokenizer, generate};
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+
+use crate::args::{EngineArgs, ModelArgs, SamplingArgs};
+use crate::cli::Shell;
+use crate::generation::{self, Stream};
+use crate::model::{self, Loaded};
+use crate::{demo, files, interrupt, output, stats};
+
+/// Generate text once
+///
+/// The text goes to stdout as it comes, statistics to stderr. The prompt is continued as it stands, or answered as
+/// a chat message with --chat. Ctrl-C ends the generation, a second one the process.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  anemone run --prompt 'once upon a time' --seed 1 -n 100\n  \
+                        anemone run --model ./LFM2-350M --chat --prompt 'Name three birds.' --json")]
+#[allow(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
+pub(crate) struct Args {
+    /// Text to go on from; with the built-in model a story is asked for when there is none
+    #[arg(long, short = 'p', value_name = "TEXT", conflicts_with_all = ["stdin", "file"])]
+    prompt: Option<String>,
+    /// Read the prompt from stdin
+    #[arg(long, conflicts_with = "file")]
+    stdin: bool,
+    /// Read the prompt from a file
+    #[arg(long, short = 'f', value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Put the prompt into the model's chat template as a user's message
+    #[arg(long)]
+    chat: bool,
+    /// System message; implies --chat
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+    /// Keep special tokens in the text
+    #[arg(long)]
+    show_special: bool,
+    /// Print one JSON object at the end instead of text
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    engine: EngineArgs,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+}
+
+pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
+    interrupt::install()?;
+    let (prompt, chat) = prompt(args)?;
+    let mut loaded = Loaded::new(&args.model, &args.engine, 0, shell)?;
+    let tokenizer = model::tokenizer(&loaded.checkpoint)?;
+    let ids = encode(&prompt, chat, args.system.as_deref(), &loaded, &tokenizer)?;
+    let mut options =
+        generation::options(&args.sampling, &loaded.checkpoint, &loaded.stack().model_type, &tokenizer)?;
+    options.skip_special = !args.show_special;
+    let mut stream = Stream::new(!args.json);
+    let outcome =
+        generate(&mut loaded.engine, &tokenizer, &ids, &options, &mut |event| stream.on_event(event))?;
+    let first_token = stream.end()?;
+    if args.json {
+        let mut report = generation::report(&outcome, first_token);
+        if let Some(Value::Object(timings)) = report.get_mut("timings") {
+            timings.insert("load_seconds".into(), loaded.load_seconds.into());
+        }
+        report.insert("prompt_token_ids".into(), json!(ids));
+        report.insert("model".into(), loaded.checkpoint.name().into());
+        report.insert("seed".into(), outcome.seed.into());
+        report.insert("engine".into(), "cpu".into());
+        let exact = args.engine.arithmetic() == Arithmetic::Exact;
+        report.insert("arithmetic".into(), if exact { "exact" } else { "fast" }.into());
+        output::json(&Value::Object(report))?;
+    } else {
+        output::data("\n")?;
+    }
+    if !shell.quiet {
+        output::note(&stats::line(&outcome, loaded.engine.position(), loaded.engine.context_len()));
+        if generation::ran_out_of_context(&outcome) {
+            output::note("the context is full; raise --ctx for a longer text");
+        }
+    }
+    let cancelled = outcome.finish_reason == FinishReason::Cancelled;
+    Ok(if cancelled { ExitCode::from(interrupt::EXIT_CODE) } else { ExitCode::SUCCESS })
+}
+
+/// The prompt and whether it is a chat message.
+fn prompt(args: &Args) -> Result<(String, bool)> {
+    let chat = args.chat || args.system.is_some();
+    if let Some(text) = &args.prompt {
+        return Ok((text.clone(), chat));
+    }
+    if let Some(path) = &args.file {
+        return Ok((files::read_text("--file", path)?, chat));
+    }
+    if args.stdin {
+        return Ok((files::read_all("--stdin", std::io::stdin().lock())?, chat));
+    }
+    if args.model.model.is_some() {
+        bail!("no prompt; give one with --prompt TEXT, --file FILE or --stdin");
+    }
+    Ok((demo::PROMPT.to_owned(), true))
+}
+
+fn encode(
+    prompt: &str,
+    chat: bool,
+    system: Option<&str>,
+    loaded: &Loaded,
+    tokenizer: &Tokenizer,
+) -> Result<Vec<u32>> {
+    if !chat {
+        return tokenizer.encode(prompt, true).context("--prompt");
+    }
+    let template = model::template(&loaded.checkpoint, tokenizer)?;
+    let mut messages: Vec<Message> = system.map(Message::system).into_iter().collect();
+    messages.push(Message::user(prompt));
+    Ok(tokenizer.encode(&template.render(&messages, &RenderOptions::default())?, false)?)
+}

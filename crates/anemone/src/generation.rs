@@ -1,0 +1,159 @@
+use std::ops::ControlFlow;
+use std::time::Instant;
+
+use anemone_checkpoint::Checkpoint;
+use anemone_session::{
+    Event, FinishReason, GenerateOptions, Generation, LengthLimit, SamplingParams, SamplingPreset, StopCause,
+    Tokenizer,
+};
+use anyhow::{Result, bail};
+use serde_json::{Map, Value, json};
+
+use crate::args::SamplingArgs;
+use crate::interrupt::{self, Guard};
+use crate::output;
+
+/// Most tokens generated when neither the caller nor the model says.
+const MAX_NEW_TOKENS: usize = 512;
+
+/// The options of a generation: the command line over the model's own over those recommended for its family.
+pub(crate) fn options(
+    args: &SamplingArgs,
+    checkpoint: &Checkpoint,
+    model_type: &str,
+    tokenizer: &Tokenizer,
+) -> Result<GenerateOptions> {
+    let config = checkpoint.generation_config();
+    let mut sampling = if args.greedy { SamplingParams::greedy() } else { defaults(checkpoint, model_type) };
+    let set = |target: &mut f32, value: Option<f32>| *target = value.unwrap_or(*target);
+    set(&mut sampling.temperature, args.temperature);
+    set(&mut sampling.top_p, args.top_p);
+    set(&mut sampling.min_p, args.min_p);
+    set(&mut sampling.repetition_penalty, args.repetition_penalty);
+    set(&mut sampling.frequency_penalty, args.frequency_penalty);
+    set(&mut sampling.presence_penalty, args.presence_penalty);
+    sampling.top_k = args.top_k.unwrap_or(sampling.top_k);
+    sampling.seed = args.seed;
+    if let Some(at) = args.stop.iter().position(String::is_empty) {
+        bail!("--stop: text {} is empty; leave it out", at + 1);
+    }
+    let own = config.max_new_tokens.map_or(MAX_NEW_TOKENS, |n| n as usize);
+    Ok(GenerateOptions {
+        sampling,
+        max_new_tokens: Some(args.max_new_tokens.unwrap_or(own)),
+        stop_ids: tokenizer.stop_ids(&checkpoint.eos_token_ids()),
+        stop_strings: args.stop.clone(),
+        ignore_eos: args.ignore_eos,
+        ..GenerateOptions::default()
+    })
+}
+
+/// A recommended set is taken whole: from the model's file if it names any of it, else from its family's makers.
+fn defaults(checkpoint: &Checkpoint, model_type: &str) -> SamplingParams {
+    let config = checkpoint.generation_config();
+    let names_any = config.temperature.is_some()
+        || config.top_k.is_some()
+        || config.top_p.is_some()
+        || config.min_p.is_some()
+        || config.repetition_penalty.is_some();
+    if config.do_sample == Some(false) {
+        let penalty = config.repetition_penalty.unwrap_or(1.0);
+        return SamplingParams { repetition_penalty: penalty, ..SamplingParams::greedy() };
+    }
+    if !names_any {
+        let preset = SamplingPreset::for_model(model_type, checkpoint.name());
+        return preset.map_or_else(SamplingParams::greedy, SamplingPreset::params);
+    }
+    let base = SamplingParams::default();
+    SamplingParams {
+        temperature: config.temperature.unwrap_or(base.temperature),
+        top_k: config.top_k.map_or(base.top_k, |k| k as usize),
+        top_p: config.top_p.unwrap_or(base.top_p),
+        min_p: config.min_p.unwrap_or(base.min_p),
+        repetition_penalty: config.repetition_penalty.unwrap_or(base.repetition_penalty),
+        ..base
+    }
+}
+
+/// Shows a generation as it comes: text to stdout, and the end when stdout fails or Ctrl-C is pressed.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    _interrupt: Guard,
+    start: Instant,
+    first_token: Option<f64>,
+    shown: bool,
+    failed: Option<anyhow::Error>,
+}
+
+impl Stream {
+    /// `shown` streams the text; otherwise only time and Ctrl-C are watched.
+    pub(crate) fn new(shown: bool) -> Self {
+        Self { _interrupt: Guard::new(), start: Instant::now(), first_token: None, shown, failed: None }
+    }
+
+    pub(crate) fn on_event(&mut self, event: Event<'_>) -> ControlFlow<()> {
+        match event {
+            Event::Token { .. } => {
+                self.first_token.get_or_insert_with(|| self.start.elapsed().as_secs_f64());
+            }
+            Event::Text(text) if self.shown => self.failed = output::data(text).err(),
+            _ => {}
+        }
+        if self.failed.is_some() || interrupt::asked() {
+            return ControlFlow::Break(());
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// Seconds to the first token, or the failure to show it.
+    pub(crate) fn end(self) -> Result<Option<f64>> {
+        match self.failed {
+            Some(error) => Err(error),
+            None => Ok(self.first_token),
+        }
+    }
+}
+
+/// What `--json` tells of a generation.
+pub(crate) fn report(generation: &Generation, first_token: Option<f64>) -> Map<String, Value> {
+    let (usage, timings) = (generation.usage, generation.timings);
+    let mut report = Map::new();
+    report.insert("text".into(), generation.text.as_str().into());
+    report.insert("token_ids".into(), json!(generation.token_ids));
+    report.insert("finish_reason".into(), generation.finish_reason.as_str().into());
+    match &generation.finish_reason {
+        FinishReason::Stop(StopCause::Token(id)) => {
+            report.insert("stop".into(), (*id).into());
+        }
+        FinishReason::Stop(StopCause::Text(text)) => {
+            report.insert("stop".into(), text.as_str().into());
+        }
+        _ => {}
+    }
+    report.insert(
+        "usage".into(),
+        json!({
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        }),
+    );
+    report.insert(
+        "timings".into(),
+        json!({
+            "prefill_tokens": timings.prefill_tokens,
+            "prefill_seconds": timings.prefill_seconds,
+            "prefill_tokens_per_second": timings.prefill_rate(),
+            "decode_seconds": timings.decode_seconds,
+            "decode_tokens_per_second": timings.decode_rate(),
+            "time_to_first_token_seconds": first_token,
+        }),
+    );
+    report
+}
+
+/// Whether an answer was cut off by the context.
+pub(crate) fn ran_out_of_context(generation: &Generation) -> bool {
+    generation.finish_reason == FinishReason::Length(LengthLimit::Context)
+}

@@ -1,0 +1,27 @@
+//! The `anemone` command.
+
+mod args;
+mod cli;
+mod commands;
+mod demo;
+mod env;
+mod files;
+mod generation;
+mod interrupt;
+mod machine;
+mod model;
+mod output;
+mod stats;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    match cli::run() {
+        Ok(code) => code,
+        Err(error) if error.is::<output::StdoutClosed>() => ExitCode::SUCCESS,
+        Err(error) => {
+            output::error(&error);
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,140 @@
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anemone_checkpoint::hub::Progress;
+use anemone_checkpoint::{Checkpoint, is_hub_id, scan_non_finite};
+use anemone_cpu::{Engine, Model};
+use anemone_models::Stack;
+use anemone_session::{ChatTemplate, TemplateTokens, Tokenizer};
+use anyhow::{Context, Result, anyhow, bail};
+
+use crate::args::{EngineArgs, ModelArgs};
+use crate::cli::Shell;
+use crate::{demo, machine, output};
+
+/// A model ready to run.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    pub(crate) checkpoint: Checkpoint,
+    pub(crate) engine: Engine,
+    /// Seconds from the start of opening to an engine that can be fed.
+    pub(crate) load_seconds: f64,
+}
+
+impl Loaded {
+    /// Opens a model and makes an engine for it; `needed` tokens must fit a default context.
+    pub(crate) fn new(model: &ModelArgs, engine: &EngineArgs, needed: usize, shell: &Shell) -> Result<Self> {
+        engine.check_engine()?;
+        let start = Instant::now();
+        let checkpoint = open(model, shell)?;
+        let stack = stack(&checkpoint)?;
+        let options = engine.options(engine.context_len(stack.max_position_embeddings, needed))?;
+        let model = Model::load(stack, &*checkpoint.weights(), options.layout)?;
+        let engine = Engine::new(Arc::new(model), options)?;
+        let load_seconds = start.elapsed().as_secs_f64();
+        tracing::debug!(
+            model = checkpoint.name(),
+            load_seconds,
+            level = engine.context().level().name(),
+            "loaded"
+        );
+        Ok(Self { checkpoint, engine, load_seconds })
+    }
+
+    pub(crate) fn stack(&self) -> &Stack {
+        self.engine.model().stack()
+    }
+
+    /// The error of logits that are not finite: names the tensor to blame where there is one.
+    pub(crate) fn non_finite(&self, position: usize) -> anyhow::Error {
+        let weights = self.checkpoint.weights();
+        for name in self.stack().weights().into_iter().map(|w| &w.name) {
+            let bad = weights.tensor(name).ok().and_then(|tensor| scan_non_finite(&tensor));
+            if let Some(index) = bad {
+                return anemone_cpu::Error::NonFiniteWeight { name: name.clone(), index }.into();
+            }
+        }
+        anemone_cpu::Error::NonFiniteLogits { position }.into()
+    }
+}
+
+/// Opens the checkpoint that `--model` names, downloading it if it is a hub id.
+pub(crate) fn open(args: &ModelArgs, shell: &Shell) -> Result<Checkpoint> {
+    let Some(path) = &args.model else { return Ok(demo::open()?) };
+    if !path.exists() {
+        if let Some(id) = path.to_str().filter(|id| is_hub_id(id)) {
+            return download(id, args, shell);
+        }
+        bail!(
+            "--model {}: no such file or directory; pass a model directory, its config.json or a safetensors file, \
+             or a hub id `org/name[@revision]`",
+            path.display()
+        );
+    }
+    refuse_bundle(path)?;
+    Checkpoint::open(path).with_context(|| format!("--model {}", path.display()))
+}
+
+/// Describes the model and checks its tensors' names and shapes.
+pub(crate) fn stack(checkpoint: &Checkpoint) -> Result<Stack> {
+    anemone_models::load(checkpoint.config(), &*checkpoint.weights()).with_context(|| {
+        checkpoint.dir().map_or_else(|| checkpoint.name().to_owned(), |d| d.display().to_string())
+    })
+}
+
+/// The checkpoint's tokenizer.
+pub(crate) fn tokenizer(checkpoint: &Checkpoint) -> Result<Tokenizer> {
+    Ok(Tokenizer::from_bytes(&checkpoint.tokenizer_json()?, checkpoint.tokenizer_config())?)
+}
+
+/// The checkpoint's chat template, or the built-in one.
+pub(crate) fn template(checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Result<ChatTemplate> {
+    let tokens = TemplateTokens::from(tokenizer);
+    let template = checkpoint.chat_template().map(|source| ChatTemplate::new(source, tokens.clone()));
+    Ok(template.unwrap_or_else(|| ChatTemplate::fallback(tokens))?)
+}
+
+fn refuse_bundle(path: &Path) -> Result<()> {
+    let is_package = path.extension().is_some_and(|e| e == "mlpackage" || e == "mlmodelc");
+    if is_package || (path.join("manifest.json").exists() && !path.join("config.json").exists()) {
+        bail!(
+            "--model {}: this is a bundle or Core ML package, which this version cannot run yet; \
+             pass the checkpoint it was made from",
+            path.display()
+        );
+    }
+    Ok(())
+}
+
+fn download(id: &str, args: &ModelArgs, shell: &Shell) -> Result<Checkpoint> {
+    let hub = shell.env.hub(args.offline, args.revision.as_deref());
+    if hub.cache_dir.is_none() {
+        return Err(anyhow!(
+            "--model {id}: no directory to keep hub models in; set HF_HOME or HOME, or pass a local directory"
+        ));
+    }
+    let bar = (!shell.quiet).then(indicatif::ProgressBar::no_length);
+    let style =
+        indicatif::ProgressStyle::with_template("{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec}");
+    if let (Some(bar), Ok(style)) = (&bar, style) {
+        bar.set_style(style);
+    }
+    let mut last = 0;
+    let dir = hub.resolve(id, &mut |p: Progress<'_>| {
+        let Some(bar) = &bar else { return };
+        let label = format!("{} ({} of {})", p.file, p.number, p.count);
+        if bar.is_hidden() && last != p.number {
+            output::note(&format!("fetching {label}, {}", machine::bytes(p.total)));
+        }
+        last = p.number;
+        bar.set_message(label);
+        bar.set_length(p.total);
+        bar.set_position(p.done);
+    });
+    if let Some(bar) = bar {
+        bar.finish_and_clear();
+    }
+    let dir = dir.with_context(|| format!("--model {id}"))?;
+    Checkpoint::open(&dir).with_context(|| format!("--model {id}"))
+}
