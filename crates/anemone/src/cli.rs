@@ -76,6 +76,8 @@ pub(crate) fn run() -> Result<ExitCode> {
         .with_max_level(level)
         .with_ansi(output::stderr_has_colour())
         .without_time()
+        // A closed stderr is no reason to stop.
+        .log_internal_errors(false)
         .init();
     let shell = Shell { quiet: cli.global.quiet, env: Environment::read()? };
     match cli.command {

@@ -73,7 +73,7 @@ pub(crate) fn open(args: &ModelArgs, shell: &Shell) -> Result<Checkpoint> {
         );
     }
     refuse_bundle(path)?;
-    Checkpoint::open(path).with_context(|| format!("--model {}", path.display()))
+    Ok(Checkpoint::open(path)?)
 }
 
 /// Describes the model and checks its tensors' names and shapes.

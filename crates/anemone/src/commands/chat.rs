@@ -2,7 +2,9 @@ use std::io::{BufRead, IsTerminal, Read, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
-use anemone_session::{ChatTemplate, Conversation, GenerateOptions, Message, RenderOptions, Tokenizer, Turn};
+use anemone_session::{
+    ChatTemplate, Conversation, FinishReason, GenerateOptions, Message, RenderOptions, Tokenizer, Turn,
+};
 use anyhow::{Context, Result, anyhow, bail};
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
@@ -190,7 +192,9 @@ impl Chat {
         self.messages.push(Message::user(text));
         let result = self.answer();
         match result {
-            Ok(answer) => self.messages.push(Message::assistant(answer)),
+            Ok(Some(answer)) => self.messages.push(Message::assistant(answer)),
+            // Broken off before there was anything.
+            Ok(None) => drop(self.messages.pop()),
             Err(error) => {
                 self.messages.pop();
                 return Err(match error.downcast_ref() {
@@ -205,7 +209,8 @@ impl Chat {
         Ok(Next::Line)
     }
 
-    fn answer(&mut self) -> Result<String> {
+    /// Generates the answer to the messages; `None` when it was broken off at once.
+    fn answer(&mut self) -> Result<Option<String>> {
         let render = RenderOptions::default();
         let turn = Turn {
             tokenizer: &self.tokenizer,
@@ -231,7 +236,8 @@ impl Chat {
                  /reset starts over, --ctx makes more room"
             ));
         }
-        Ok(answer.text)
+        let broken_off = answer.finish_reason == FinishReason::Cancelled && answer.token_ids.is_empty();
+        Ok((!broken_off).then_some(answer.text))
     }
 
     fn save(&self, path: &Path) -> Result<()> {

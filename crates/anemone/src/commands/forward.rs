@@ -8,6 +8,7 @@ use anemone_cpu::{Engine, LogitsOf};
 use anemone_models::Stack;
 use anemone_tensor::argmax;
 use anyhow::{Context, Result, anyhow, ensure};
+use clap::ArgGroup;
 use serde_json::{Map, Value, json};
 
 use crate::args::{EngineArgs, ModelArgs};
@@ -29,17 +30,13 @@ const FINAL_NORM: &str = "model.embedding_norm";
 /// JSON has the keys `tokens`, `last_logits`, `argmax` (one id per position), `greedy_ids` with --greedy, and `layers`
 /// with --taps: the last position's residual stream by module path.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  anemone forward --text 'once upon a time'\n  \
+#[command(
+    group = ArgGroup::new("input").required(true).args(["tokens", "text"]),
+    after_help = "Example:\n  anemone forward --text 'once upon a time'\n  \
                         anemone forward --model ./LFM2-350M --tokens 1,5,9 --exact --taps --json --out states.safetensors")]
 pub(crate) struct Args {
     /// Token ids, separated by commas
-    #[arg(
-        long,
-        value_name = "IDS",
-        required_unless_present = "text",
-        conflicts_with = "text",
-        allow_hyphen_values = true
-    )]
+    #[arg(long, value_name = "IDS", allow_hyphen_values = true)]
     tokens: Option<String>,
     /// Text to encode
     #[arg(long, value_name = "TEXT")]
@@ -77,7 +74,7 @@ struct Pass {
 
 pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     let given = args.tokens.as_deref().map(parse_tokens).transpose()?;
-    let needed = given.as_ref().map_or(0, Vec::len) + args.greedy;
+    let needed = given.as_ref().map_or(0, Vec::len).saturating_add(args.greedy);
     let mut loaded = Loaded::new(&args.model, &args.engine, needed, shell)?;
     let tokens = match (given, &args.text) {
         (Some(tokens), _) => tokens,
@@ -124,7 +121,7 @@ fn check(args: &Args, tokens: &[u32], loaded: &Loaded) -> Result<()> {
             vocab - 1
         ));
     }
-    let (needed, context) = (tokens.len() + args.greedy, loaded.engine.context_len());
+    let (needed, context) = (tokens.len().saturating_add(args.greedy), loaded.engine.context_len());
     ensure!(
         needed <= context,
         "{} tokens and --greedy {} do not fit the context of {context}; shorten {flag} or raise --ctx",
