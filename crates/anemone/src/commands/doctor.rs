@@ -222,7 +222,7 @@ fn self_test() -> Result<()> {
         ..Options::default()
     };
     let model = Arc::new(Model::load(stack, &*checkpoint.weights(), options.layout)?);
-    let mut engine = Engine::new(Arc::clone(&model), options.clone())?;
+    let mut engine = Engine::new(Arc::clone(&model), options)?;
     let mut ids: Vec<u32> = Vec::new();
     let mut next: Vec<u32> = demo::TEST_PROMPT.to_vec();
     while ids.len() < demo::TEST_ANSWER.len() {
