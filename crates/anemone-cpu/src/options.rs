@@ -19,7 +19,7 @@ pub enum Layout {
 }
 
 /// Choices made when a model is loaded.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
     /// Threads, the caller's included; all physical cores when 0.
     pub threads: usize,

@@ -1,5 +1,8 @@
 //! The engine against outputs recorded from transformers, and against itself where bits must not change.
 
+#![allow(clippy::print_stderr, reason = "a skipped test says so")]
+#![allow(clippy::unwrap_used, reason = "a failed expectation is a failed test")]
+
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -194,7 +197,7 @@ fn rewinding_and_snapshots_restore_the_bits() {
         let tokens = ids(&prompt["token_ids"]);
         for arithmetic in [Arithmetic::Exact, Arithmetic::Fast] {
             let options = Options { chunk: 32, rewind: 20, ..options(arithmetic) };
-            let mut engine = Engine::new(fixture.model.clone(), options.clone()).unwrap();
+            let mut engine = Engine::new(fixture.model.clone(), options).unwrap();
             engine.feed(&tokens[..40], LogitsOf::None).unwrap();
             let marked = engine.snapshot();
             let mut after = Vec::new();
@@ -223,7 +226,7 @@ fn rewinding_and_snapshots_restore_the_bits() {
             assert_eq!(engine.position(), 40);
             assert_eq!(bits(engine.feed(&[tokens[40]], LogitsOf::Last).unwrap()), after[0]);
             // A snapshot serves another engine of the same kind.
-            let mut other = Engine::new(fixture.model.clone(), options.clone()).unwrap();
+            let mut other = Engine::new(fixture.model.clone(), options).unwrap();
             other.restore(&marked).unwrap();
             assert_eq!(bits(other.feed(&[tokens[40]], LogitsOf::Last).unwrap()), after[0]);
             let exact = arithmetic == Arithmetic::Exact;

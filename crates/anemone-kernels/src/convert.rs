@@ -47,8 +47,15 @@ impl Sink for bf16 {
         // SAFETY: `wide` holds 16 >= LANES elements; `p` is valid for `n` by contract.
         unsafe {
             I::store(wide.as_mut_ptr(), v);
-            let rounded = wide.map(round_bits);
-            std::ptr::copy_nonoverlapping(rounded.as_ptr().cast::<u8>(), p.cast::<u8>(), n * 2);
+            let mut rounded = [0u16; 16];
+            for (r, v) in rounded.iter_mut().zip(wide) {
+                *r = round_bits(v);
+            }
+            if n == 16 {
+                p.cast::<[u16; 16]>().write_unaligned(rounded);
+            } else {
+                std::ptr::copy_nonoverlapping(rounded.as_ptr().cast::<u8>(), p.cast::<u8>(), n * 2);
+            }
         }
     }
 }

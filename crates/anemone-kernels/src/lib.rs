@@ -6,6 +6,11 @@
 //!
 //! This crate knows no graphs, models or files, and allocates nothing while computing.
 
+#![allow(
+    clippy::inline_always,
+    reason = "vector code must be compiled inside the function that enables its instructions"
+)]
+
 mod attention;
 mod conv;
 mod convert;

@@ -182,10 +182,12 @@ impl Rows<'_> {
     /// # Safety
     /// `row < count`, `token < tokens`, and the caller's task owns these rows.
     #[inline(always)]
-    unsafe fn put(&self, token: usize, row: usize, values: &[f32]) {
+    unsafe fn put<const R: usize>(&self, token: usize, row: usize, sums: [f32; 4]) {
         // SAFETY: columns of this task's rows are written by this task alone.
-        let out = unsafe { self.out.slice(token * self.out_stride + self.out_start + row, values.len()) };
-        out.copy_from_slice(values);
+        let out = unsafe { self.out.slice(token * self.out_stride + self.out_start + row, R) };
+        for (o, v) in out.iter_mut().zip(sums) {
+            *o = v;
+        }
     }
 }
 
@@ -197,7 +199,7 @@ macro_rules! tiles {
         let (rows, x) = ($rows, $x);
         if rows.tokens == 1 {
             let mut r = 0;
-            while r + $few <= rows.count {
+            while rows.count - r >= $few {
                 $tile::<$($g,)* $few, 1>(rows, x, r, 0);
                 r += $few;
             }

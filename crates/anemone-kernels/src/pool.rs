@@ -38,10 +38,13 @@ struct Team {
 #[derive(Default)]
 struct Line(AtomicUsize);
 
+/// What a job does with (thread, task).
+type Task<'a> = dyn Fn(usize, usize) + Sync + 'a;
+
 #[derive(Clone, Copy)]
 struct Job {
     tasks: usize,
-    run: *const (dyn Fn(usize, usize) + Sync),
+    run: *const Task<'static>,
 }
 
 // SAFETY: the pointer is to a `Sync` closure that the publisher keeps alive until every worker is done with it.
@@ -90,12 +93,8 @@ impl Pool {
         }
         // SAFETY: only the lifetime is erased; `run` outlives this call, and this call does not return (or unwind) before
         // `active` is back at zero, after which no worker touches the job.
-        let erased = unsafe {
-            std::mem::transmute::<
-                *const (dyn Fn(usize, usize) + Sync),
-                *const (dyn Fn(usize, usize) + Sync + 'static),
-            >(run)
-        };
+        #[allow(clippy::transmute_ptr_to_ptr, reason = "a cast cannot change the lifetime of a trait object")]
+        let erased = unsafe { std::mem::transmute::<*const Task<'_>, *const Task<'static>>(run) };
         team.active.store(self.workers.len(), Ordering::Relaxed);
         {
             *lock(&team.job) = Some(Job { tasks, run: erased });

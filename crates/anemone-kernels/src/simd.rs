@@ -164,12 +164,14 @@ macro_rules! dispatch {
     ($level:expr, $imp:ident :: <$I:ident $(, $g:ty)*> ( $($arg:ident : $ty:ty),* $(,)? ) $(-> $ret:ty)?) => {{
         use $crate::Level;
         #[cfg(target_arch = "x86_64")]
+        // SAFETY: called by the match below alone, which a machine without the feature does not reach.
         #[target_feature(enable = "avx2,fma,f16c")]
         unsafe fn on_avx2($($arg: $ty),*) $(-> $ret)? {
             // SAFETY: this function is compiled for AVX2; the other contracts were the dispatcher's.
             unsafe { $imp::<$crate::simd::avx2::Avx2 $(, $g)*>($($arg),*) }
         }
         #[cfg(target_arch = "x86_64")]
+        // SAFETY: called by the match below alone, which a machine without the feature does not reach.
         #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
         unsafe fn on_avx512($($arg: $ty),*) $(-> $ret)? {
             // SAFETY: this function is compiled for AVX-512; the other contracts were the dispatcher's.

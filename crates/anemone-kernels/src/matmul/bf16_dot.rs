@@ -1,6 +1,14 @@
 //! bf16 products summed in f32 by the AVX-512 BF16 instructions.
 
-use std::arch::x86_64::*;
+#![allow(
+    clippy::large_stack_arrays,
+    reason = "128 KiB, a sixteenth of the smallest stack this runs on; kernels do not allocate"
+)]
+
+use std::arch::x86_64::{
+    __m512bh, __m512i, _mm512_cvtne2ps_pbh, _mm512_dpbf16_ps, _mm512_loadu_si512, _mm512_mask_storeu_epi16,
+    _mm512_maskz_loadu_epi16, _mm512_setzero_ps, _mm512_setzero_si512,
+};
 use std::mem::MaybeUninit;
 
 use anemone_tensor::DType;
@@ -124,7 +132,7 @@ unsafe fn tile<W: Bf16Source, const R: usize, const T: usize>(
         for (j, acc) in acc.iter().enumerate() {
             let mut four = [_mm512_setzero_ps(); 4];
             four[..R].copy_from_slice(acc);
-            rows.put(t + j, r, &Avx512::sum4(four)[..R]);
+            rows.put::<R>(t + j, r, Avx512::sum4(four));
         }
     }
 }

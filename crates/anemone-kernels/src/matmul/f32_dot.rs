@@ -72,7 +72,7 @@ unsafe fn tile<I: Isa, W: Element, const R: usize, const T: usize>(
         for (j, acc) in acc.iter().enumerate() {
             let mut four = [I::splat(0.0); 4];
             four[..R].copy_from_slice(acc);
-            rows.put(t + j, r, &I::sum4(four)[..R]);
+            rows.put::<R>(t + j, r, I::sum4(four));
         }
     }
 }

@@ -1,3 +1,4 @@
+#![allow(clippy::wildcard_imports, reason = "the intrinsics of one instruction set")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "every method is covered by the contract of `Isa`")]
 
 use std::arch::x86_64::*;
