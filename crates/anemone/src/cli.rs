@@ -1,3 +1,4 @@
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use anemone_kernels::Level;
@@ -16,7 +17,6 @@ use crate::output;
     name = "anemone",
     version = version(),
     about,
-    arg_required_else_help = true,
     after_help = "Example:\n  anemone run                       a story by the built-in model\n  \
                   anemone chat --model ./LFM2-350M  talk to a checkpoint on disk"
 )]
@@ -61,7 +61,13 @@ pub(crate) struct Shell {
 
 /// Parses the command line and runs the command it names.
 pub(crate) fn run() -> Result<ExitCode> {
-    let cli = match Cli::try_parse() {
+    let mut words: Vec<OsString> = std::env::args_os().collect();
+    // Alone, the command shows what it does.
+    if words.len() <= 1 {
+        words = vec!["anemone".into(), "run".into()];
+        output::note("anemone run: a story by the built-in model; anemone --help lists all commands\n");
+    }
+    let cli = match Cli::try_parse_from(words) {
         Ok(cli) => cli,
         Err(error) => return explain(&error),
     };
@@ -99,10 +105,6 @@ fn explain(error: &clap::Error) -> Result<ExitCode> {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
             error.print().map_err(output::stdout_error)?;
             Ok(ExitCode::SUCCESS)
-        }
-        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            output::note(error.render().to_string().trim_end());
-            Ok(ExitCode::from(2))
         }
         _ => {
             output::error_line(&one_line(&error.render().to_string()));

@@ -195,11 +195,19 @@ fn table(args: &Args, loaded: &Loaded, tests: &[Test], figures: &Figures) -> Str
         );
     }
     let _ = write!(out, "\nweights read per token {}", machine::bytes(figures.bytes_per_token));
+    if let Some(decode) = tests.iter().find(|t| t.kind == Kind::Decode) {
+        let _ = write!(
+            out,
+            ", {:.1} GB/s at {}",
+            decode.mean() * figures.bytes_per_token as f64 / 1e9,
+            decode.name()
+        );
+    }
     if let Some(bandwidth) = figures.bandwidth {
-        let _ = write!(out, ", memory reads {:.1} GB/s", bandwidth / 1e9);
+        let _ = write!(out, "; memory reads {:.1} GB/s", bandwidth / 1e9);
     }
     if let Some(share) = figures.share {
-        let _ = write!(out, ", decode uses {:.0}% of it", 100.0 * share);
+        let _ = write!(out, " ({:.0}% used)", 100.0 * share);
     }
     let _ = write!(out, "\nload {:.3} s", loaded.load_seconds);
     if let Some(seconds) = figures.first_token {

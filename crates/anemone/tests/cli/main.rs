@@ -10,3 +10,5 @@ mod reports;
 mod run;
 mod streams;
 mod support;
+#[cfg(target_os = "linux")]
+mod terminal;

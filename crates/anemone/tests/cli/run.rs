@@ -13,6 +13,13 @@ fn a_story_without_any_argument() {
 }
 
 #[test]
+fn alone_it_tells_a_story_and_where_help_is() {
+    let ran = anemone(&[]).ok();
+    assert!(ran.stdout.starts_with("once ") && ran.stderr.contains("anemone --help"), "{ran:?}");
+    anemone(&["-q"]).fails(2, &["subcommand", "--help"]);
+}
+
+#[test]
 fn the_seed_decides_the_text() {
     let text = |seed| anemone(&["run", "--seed", seed, "-n", "40", "--temperature", "1"]).ok().stdout;
     assert_eq!(text("5"), text("5"));
