@@ -7,6 +7,7 @@ use anemone_session::{
     Tokenizer,
 };
 use anyhow::{Result, bail};
+use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value, json};
 
 use crate::args::SamplingArgs;
@@ -15,6 +16,8 @@ use crate::output;
 
 /// Most tokens generated when neither the caller nor the model says.
 const MAX_NEW_TOKENS: usize = 512;
+/// Tokens of a prompt from which its progress is shown.
+const LONG_PROMPT: usize = 1024;
 
 /// The options of a generation: the command line over the model's own over those recommended for its family.
 pub(crate) fn options(
@@ -82,17 +85,21 @@ pub(crate) struct Stream {
     start: Instant,
     first_token: Option<f64>,
     shown: bool,
+    quiet: bool,
+    bar: Option<ProgressBar>,
     failed: Option<anyhow::Error>,
 }
 
 impl Stream {
-    /// `shown` streams the text; otherwise only time and Ctrl-C are watched.
-    pub(crate) fn new(shown: bool) -> Self {
-        Self { _interrupt: Guard::new(), start: Instant::now(), first_token: None, shown, failed: None }
+    /// `shown` streams the text; otherwise only time and Ctrl-C are watched. `quiet` shows no progress.
+    pub(crate) fn new(shown: bool, quiet: bool) -> Self {
+        let (start, first_token, bar, failed) = (Instant::now(), None, None, None);
+        Self { _interrupt: Guard::new(), start, first_token, shown, quiet, bar, failed }
     }
 
     pub(crate) fn on_event(&mut self, event: Event<'_>) -> ControlFlow<()> {
         match event {
+            Event::Prefill { done, total } if total > LONG_PROMPT && !self.quiet => self.prefill(done, total),
             Event::Token { .. } => {
                 self.first_token.get_or_insert_with(|| self.start.elapsed().as_secs_f64());
             }
@@ -105,8 +112,23 @@ impl Stream {
         ControlFlow::Continue(())
     }
 
+    /// A long prompt's progress, where stderr is a terminal.
+    fn prefill(&mut self, done: usize, total: usize) {
+        let bar = self.bar.get_or_insert_with(|| {
+            let style = ProgressStyle::with_template("prefill {wide_bar} {pos}/{len} tok, {eta} left");
+            ProgressBar::new(total as u64).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+        });
+        bar.set_position(done as u64);
+        if done == total {
+            bar.finish_and_clear();
+        }
+    }
+
     /// Seconds to the first token, or the failure to show it.
-    pub(crate) fn end(self) -> Result<Option<f64>> {
+    pub(crate) fn end(mut self) -> Result<Option<f64>> {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
         match self.failed {
             Some(error) => Err(error),
             None => Ok(self.first_token),

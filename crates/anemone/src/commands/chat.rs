@@ -218,7 +218,7 @@ impl Chat {
             render: &render,
             generate: &self.options,
         };
-        let mut stream = Stream::new(!self.json_lines);
+        let mut stream = Stream::new(!self.json_lines, self.quiet);
         let engine = &mut self.loaded.engine;
         let answer =
             self.conversation.turn(engine, turn, &self.messages, &mut |event| stream.on_event(event))?;

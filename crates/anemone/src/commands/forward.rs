@@ -45,7 +45,13 @@ pub(crate) struct Args {
     #[arg(long, requires = "text")]
     no_special: bool,
     /// Continue with the N most likely tokens, one after the other
-    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 0,
+        hide_default_value = true,
+        allow_negative_numbers = true
+    )]
     greedy: usize,
     /// Show the residual stream after the embedding, each layer and the final norm
     #[arg(long)]

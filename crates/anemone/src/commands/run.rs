@@ -24,10 +24,10 @@ pub(crate) struct Args {
     /// Text to go on from; with the built-in model a story is asked for when there is none
     #[arg(long, short = 'p', value_name = "TEXT", conflicts_with_all = ["stdin", "file"])]
     prompt: Option<String>,
-    /// Read the prompt from stdin
+    /// Read the prompt from stdin; one newline at its end is left off
     #[arg(long, conflicts_with = "file")]
     stdin: bool,
-    /// Read the prompt from a file
+    /// Read the prompt from a file; one newline at its end is left off
     #[arg(long, short = 'f', value_name = "FILE")]
     file: Option<PathBuf>,
     /// Put the prompt into the model's chat template as a user's message
@@ -59,7 +59,7 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     let mut options =
         generation::options(&args.sampling, &loaded.checkpoint, &loaded.stack().model_type, &tokenizer)?;
     options.skip_special = !args.show_special;
-    let mut stream = Stream::new(!args.json);
+    let mut stream = Stream::new(!args.json, shell.quiet);
     let outcome =
         generate(&mut loaded.engine, &tokenizer, &ids, &options, &mut |event| stream.on_event(event))?;
     let first_token = stream.end()?;
@@ -95,15 +95,26 @@ fn prompt(args: &Args) -> Result<(String, bool)> {
         return Ok((text.clone(), chat));
     }
     if let Some(path) = &args.file {
-        return Ok((files::read_text("--file", path)?, chat));
+        return Ok((without_newline(files::read_text("--file", path)?), chat));
     }
     if args.stdin {
-        return Ok((files::read_all("--stdin", std::io::stdin().lock())?, chat));
+        return Ok((without_newline(files::read_all("--stdin", std::io::stdin().lock())?), chat));
     }
     if args.model.model.is_some() {
         bail!("no prompt; give one with --prompt TEXT, --file FILE or --stdin");
     }
     Ok((demo::PROMPT.to_owned(), true))
+}
+
+/// Tools and editors end a text with a newline, which is no part of a prompt.
+fn without_newline(mut text: String) -> String {
+    if text.ends_with('\n') {
+        text.pop();
+    }
+    if text.ends_with('\r') {
+        text.pop();
+    }
+    text
 }
 
 fn encode(

@@ -68,7 +68,7 @@ fn prompts_come_from_stdin_and_files_alike() {
     let text = "once upon a time";
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("prompt.txt");
-    std::fs::write(&file, text).unwrap();
+    std::fs::write(&file, format!("{text}\n")).unwrap();
     let rest = ["--greedy", "-n", "8", "-q"];
     let argument = anemone(&[&["run", "-p", text], &rest[..]].concat()).ok();
     let stdin = anemone_with(text.as_bytes(), &[&["run", "--stdin"], &rest[..]].concat()).ok();
