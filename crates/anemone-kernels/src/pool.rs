@@ -20,12 +20,10 @@ pub struct Pool {
 }
 
 struct Team {
-    /// Changes when a job is published.
-    epoch: AtomicU64,
-    /// The published job; valid while `active > 0` or the publisher is inside `run`.
+    /// Number of the job, whether it may still be joined, and how many workers are inside: see [`OPEN`] and [`INSIDE`].
+    gate: AtomicU64,
+    /// The published job; valid for a worker that is inside.
     job: Mutex<Option<Job>>,
-    /// Workers that have not finished the current job.
-    active: AtomicUsize,
     /// Next task of each thread's own range; others take from it when theirs is empty.
     next: Box<[Line]>,
     sleepers: AtomicUsize,
@@ -33,6 +31,11 @@ struct Team {
     panicked: AtomicBool,
     stop: AtomicBool,
 }
+
+/// Bit of the gate that lets workers in; above it stands the number of the job.
+const OPEN: u64 = 1 << 16;
+/// Bits of the gate that count workers inside.
+const INSIDE: u64 = OPEN - 1;
 
 #[repr(align(128))]
 #[derive(Default)]
@@ -55,9 +58,8 @@ impl Pool {
     pub fn new(threads: usize) -> Self {
         let threads = threads.max(1);
         let shared = Arc::new(Team {
-            epoch: AtomicU64::new(0),
+            gate: AtomicU64::new(0),
             job: Mutex::new(None),
-            active: AtomicUsize::new(0),
             next: (0..threads).map(|_| Line::default()).collect(),
             sleepers: AtomicUsize::new(0),
             wake: Condvar::new(),
@@ -80,7 +82,8 @@ impl Pool {
 
     /// Calls `run(thread, task)` once for every task in `0..tasks` and returns when all are done.
     ///
-    /// Each thread takes its own contiguous share in order, then helps the others. A panic in a task is resumed here.
+    /// Each thread takes its own contiguous share in order, then helps the others. A worker the system does not let run in time
+    /// is not waited for: the others do its share. A panic in a task is resumed here.
     pub fn run(&self, tasks: usize, run: &(dyn Fn(usize, usize) + Sync)) {
         if tasks <= 1 || self.workers.is_empty() {
             (0..tasks).for_each(|task| run(0, task));
@@ -91,22 +94,21 @@ impl Pool {
         for (thread, next) in team.next.iter().enumerate() {
             next.0.store(start(thread, tasks, team.next.len()), Ordering::Relaxed);
         }
-        // SAFETY: only the lifetime is erased; `run` outlives this call, and this call does not return (or unwind) before
-        // `active` is back at zero, after which no worker touches the job.
+        // SAFETY: only the lifetime is erased; `run` outlives this call, and this call does not return (or unwind) before the
+        // gate is closed and nobody is inside, after which no worker touches the job.
         #[allow(clippy::transmute_ptr_to_ptr, reason = "a cast cannot change the lifetime of a trait object")]
         let erased = unsafe { std::mem::transmute::<*const Task<'_>, *const Task<'static>>(run) };
-        team.active.store(self.workers.len(), Ordering::Relaxed);
-        {
-            *lock(&team.job) = Some(Job { tasks, run: erased });
-            team.epoch.fetch_add(1, Ordering::SeqCst);
-        }
+        *lock(&team.job) = Some(Job { tasks, run: erased });
+        let number = team.gate.load(Ordering::Relaxed) / (2 * OPEN) + 1;
+        team.gate.store(number * 2 * OPEN + OPEN, Ordering::SeqCst);
         if team.sleepers.load(Ordering::SeqCst) > 0 {
             let _job = lock(&team.job);
             team.wake.notify_all();
         }
         let own = catch_unwind(AssertUnwindSafe(|| team.share(0, tasks, run)));
+        team.gate.fetch_and(!OPEN, Ordering::AcqRel);
         let mut spins = 0u32;
-        while team.active.load(Ordering::Acquire) > 0 {
+        while team.gate.load(Ordering::Acquire) & INSIDE > 0 {
             spins += 1;
             if spins > SPIN {
                 std::thread::yield_now();
@@ -127,7 +129,7 @@ impl Drop for Pool {
         self.shared.stop.store(true, Ordering::SeqCst);
         {
             let _job = lock(&self.shared.job);
-            self.shared.epoch.fetch_add(1, Ordering::SeqCst);
+            self.shared.gate.fetch_add(2 * OPEN, Ordering::SeqCst);
             self.shared.wake.notify_all();
         }
         for worker in self.workers.drain(..) {
@@ -150,38 +152,53 @@ impl Team {
             if self.stop.load(Ordering::SeqCst) {
                 return;
             }
-            let job = lock(&self.job).expect("a job is published before the epoch changes");
+            if !self.enter(seen) {
+                continue;
+            }
+            let job = lock(&self.job).expect("a job is published before its gate opens");
             let run = AssertUnwindSafe(|| {
-                // SAFETY: the publisher waits for `active`, which this worker has not yet decremented.
+                // SAFETY: the publisher waits until nobody is inside, and this worker is.
                 self.share(id, job.tasks, unsafe { &*job.run });
             });
             if catch_unwind(run).is_err() {
                 self.panicked.store(true, Ordering::Relaxed);
             }
-            self.active.fetch_sub(1, Ordering::Release);
+            self.gate.fetch_sub(1, Ordering::Release);
         }
     }
 
-    /// Waits for an epoch other than `seen` and returns it.
+    /// Joins job `number` unless it is closed or over.
+    fn enter(&self, number: u64) -> bool {
+        let mut gate = self.gate.load(Ordering::Acquire);
+        while gate / (2 * OPEN) == number && gate & OPEN != 0 {
+            match self.gate.compare_exchange_weak(gate, gate + 1, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return true,
+                Err(now) => gate = now,
+            }
+        }
+        false
+    }
+
+    /// Waits for a job other than `seen` and returns its number.
     fn wait(&self, seen: u64) -> u64 {
         for _ in 0..SPIN {
-            let epoch = self.epoch.load(Ordering::Acquire);
-            if epoch != seen {
-                return epoch;
+            let number = self.gate.load(Ordering::Acquire) / (2 * OPEN);
+            if number != seen {
+                return number;
             }
             std::hint::spin_loop();
         }
         let mut job = lock(&self.job);
         self.sleepers.fetch_add(1, Ordering::SeqCst);
-        let epoch = loop {
-            let epoch = self.epoch.load(Ordering::SeqCst);
-            if epoch != seen {
-                break epoch;
+        let number = loop {
+            let number = self.gate.load(Ordering::SeqCst) / (2 * OPEN);
+            if number != seen {
+                break number;
             }
             job = self.wake.wait(job).unwrap_or_else(PoisonError::into_inner);
         };
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
-        epoch
+        number
     }
 
     fn share(&self, thread: usize, tasks: usize, run: &(dyn Fn(usize, usize) + Sync)) {
