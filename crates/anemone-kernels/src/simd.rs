@@ -57,9 +57,10 @@ pub(crate) unsafe trait Isa: Copy + 'static {
     #[inline(always)]
     unsafe fn load_u16_n(p: *const u16, n: usize, load: unsafe fn(*const u16) -> Self::V) -> Self::V {
         let mut lanes = [0u16; 16];
-        // SAFETY: `p` is valid for `n <= LANES <= 16` elements by the caller's contract; `lanes` holds 16.
+        // SAFETY: `p` is valid for `n <= LANES <= 16` elements by the caller's contract; `lanes` holds 16. Copied as bytes,
+        // because `p` may stand at any address.
         unsafe {
-            std::ptr::copy_nonoverlapping(p, lanes.as_mut_ptr(), n);
+            std::ptr::copy_nonoverlapping(p.cast::<u8>(), lanes.as_mut_ptr().cast::<u8>(), n * 2);
             load(lanes.as_ptr())
         }
     }
@@ -193,3 +194,57 @@ macro_rules! dispatch {
     }};
 }
 pub(crate) use dispatch;
+
+#[cfg(test)]
+mod tests {
+    use half::{bf16, f16};
+
+    use super::*;
+    use crate::Level;
+
+    /// # Safety
+    /// As [`Isa`]; `p` is valid for `n` elements.
+    #[inline(always)]
+    unsafe fn sum_of<I: Isa, E: Element>(p: *const E, n: usize) -> f32 {
+        let mut sum = 0.0;
+        let mut i = 0;
+        while i < n {
+            let m = (n - i).min(I::LANES);
+            // SAFETY: `m` elements are left.
+            unsafe {
+                let v = if m == I::LANES { E::load::<I>(p.add(i)) } else { E::load_n::<I>(p.add(i), m) };
+                sum += I::sum(v);
+            }
+            i += m;
+        }
+        sum
+    }
+
+    /// Tensors of a checkpoint begin wherever its header ends.
+    #[test]
+    fn loads_work_at_any_address_and_length() {
+        for &level in Level::available() {
+            for n in 0..40usize {
+                let expected = (n * (n + 1) / 2) as f32;
+                let values = || (1..=n).map(|i| i as f32);
+                for offset in 0..4usize {
+                    let at = |bytes: Vec<u8>| [vec![0xff; offset], bytes].concat();
+                    let wide = at(values().flat_map(f32::to_le_bytes).collect());
+                    let half = at(values().flat_map(|v| f16::from_f32(v).to_le_bytes()).collect());
+                    let brain = at(values().flat_map(|v| bf16::from_f32(v).to_le_bytes()).collect());
+                    let (wide, half, brain) = (
+                        wide[offset..].as_ptr().cast::<f32>(),
+                        half[offset..].as_ptr().cast::<f16>(),
+                        brain[offset..].as_ptr().cast::<bf16>(),
+                    );
+                    let sums = [
+                        dispatch!(level, sum_of::<I, f32>(wide: *const f32, n: usize) -> f32),
+                        dispatch!(level, sum_of::<I, f16>(half: *const f16, n: usize) -> f32),
+                        dispatch!(level, sum_of::<I, bf16>(brain: *const bf16, n: usize) -> f32),
+                    ];
+                    assert_eq!(sums, [expected; 3], "{level:?}, {n} at {offset}");
+                }
+            }
+        }
+    }
+}
