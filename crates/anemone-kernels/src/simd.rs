@@ -222,6 +222,7 @@ mod tests {
 
     /// Tensors of a checkpoint begin wherever its header ends.
     #[test]
+    #[allow(clippy::cast_ptr_alignment, reason = "unaligned pointers are what is tested")]
     fn loads_work_at_any_address_and_length() {
         for &level in Level::available() {
             for n in 0..40usize {
