@@ -91,7 +91,7 @@ impl Engine {
 
     /// Appends tokens; gives the logits asked for, `[tokens or 1 or 0, vocab_size]`.
     ///
-    /// On an error the state is as before the call.
+    /// A call that is refused changes nothing; when the logits turn out not to be finite, the sequence is emptied.
     pub fn feed(&mut self, tokens: &[u32], want: LogitsOf) -> Result<&[f32], Error> {
         self.run(tokens, want, None)
     }
@@ -183,6 +183,7 @@ impl Engine {
         let logits = &self.logits[..rows * vocab];
         if let Some(at) = logits.iter().position(|v| !v.is_finite()) {
             let position = before + if rows == 1 { tokens.len() - 1 } else { at / vocab };
+            self.state.rewind(0);
             return Err(self.model.find_non_finite().unwrap_or(Error::NonFiniteLogits { position }));
         }
         Ok(&self.logits[..rows * vocab])

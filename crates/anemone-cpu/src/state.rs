@@ -76,9 +76,7 @@ impl State {
     pub(crate) fn is_like(&self, other: &Self) -> bool {
         self.layers.len() == other.layers.len()
             && self.layers.iter().zip(&other.layers).all(|pair| match pair {
-                (LayerState::Attention(a, wa), LayerState::Attention(b, wb)) => {
-                    a.shape() == b.shape() && a.element() == b.element() && wa == wb
-                }
+                (LayerState::Attention(a, wa), LayerState::Attention(b, wb)) => a.is_like(b) && wa == wb,
                 (LayerState::ShortConv(a), LayerState::ShortConv(b)) => {
                     (a.width, a.reach, a.capacity) == (b.width, b.reach, b.capacity)
                 }

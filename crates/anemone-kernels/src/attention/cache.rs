@@ -118,7 +118,25 @@ impl<E: Copy + Default> Store<E> {
                     }
                 }
             }
+            // A block is begun clean: what a ring or a forgotten sequence left there could be infinite, and zero times
+            // that is no number.
+            let end = start + tokens - base;
+            if base >= start && end < BLOCK {
+                values.chunks_exact_mut(BLOCK * wide).for_each(|head| head[end * wide..].fill(E::default()));
+            }
         });
+    }
+
+    /// Clears the values at and after `position` in its block.
+    fn clear_rest(&mut self, position: usize) {
+        let (block, from, wide) = (position / BLOCK, position % BLOCK, self.value_width());
+        if from == 0 || self.slot(block) >= self.blocks {
+            return;
+        }
+        let n = self.kv_heads * BLOCK * wide;
+        let at = self.slot(block) * n;
+        let heads = self.v[at..at + n].chunks_exact_mut(BLOCK * wide);
+        heads.for_each(|head| head[from * wide..].fill(E::default()));
     }
 }
 
@@ -151,6 +169,15 @@ impl Cache {
         }
     }
 
+    /// Whether the other cache has the same heads, element type and ring.
+    pub fn is_like(&self, other: &Self) -> bool {
+        let ring = |cache: &Self| match &cache.data {
+            Data::F32(s) => s.ring,
+            Data::F16(s) => s.ring,
+        };
+        self.shape == other.shape && self.element() == other.element() && ring(self) == ring(other)
+    }
+
     /// Whether all positions of `from..to` are present.
     pub fn holds(&self, from: usize, to: usize) -> bool {
         from >= self.oldest && to <= self.written
@@ -158,7 +185,14 @@ impl Cache {
 
     /// Forgets every position at and after `position`.
     pub fn truncate(&mut self, position: usize) {
-        self.written = self.written.min(position);
+        if position >= self.written {
+            return;
+        }
+        self.written = position;
+        match &mut self.data {
+            Data::F32(s) => s.clear_rest(position),
+            Data::F16(s) => s.clear_rest(position),
+        }
         if self.written == 0 {
             self.oldest = 0;
         }

@@ -1,0 +1,358 @@
+//! Small random models, made here: the same sequence must give the same bits however it was reached and however its
+//! weights are stored.
+
+#![allow(clippy::unwrap_used, reason = "a failed expectation is a failed test")]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use anemone_checkpoint::{Entry, Error, Weights};
+use anemone_cpu::{Arithmetic, Engine, Layout, LogitsOf, Model, Options, Snapshot};
+use anemone_tensor::Tensor;
+use serde_json::{Map, Value, json};
+
+const VOCAB: usize = 40;
+const HIDDEN: usize = 12;
+
+/// A checkpoint in memory.
+#[derive(Debug, Clone, Default)]
+struct Memory(BTreeMap<String, Tensor>);
+
+impl Weights for Memory {
+    fn entry(&self, name: &str) -> Option<Entry> {
+        self.0.get(name).map(|t| Entry { dtype: t.dtype(), shape: t.shape().clone() })
+    }
+
+    fn tensor(&self, name: &str) -> Result<Tensor, Error> {
+        let absent = || Error::NoTensor { name: name.into(), checkpoint: "memory".into() };
+        self.0.get(name).cloned().ok_or_else(absent)
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.0.keys().cloned().collect()
+    }
+}
+
+impl Memory {
+    /// Adds a tensor of values that depend on its name alone.
+    fn add<const N: usize>(&mut self, name: &str, shape: [usize; N]) {
+        let mut state = name.bytes().fold(7u64, |h, b| h.wrapping_mul(0x0100_0000_01b3) ^ u64::from(b));
+        let n = shape.iter().product();
+        // Norms are near one, the rest small enough that nothing saturates.
+        let (centre, scale) = if name.ends_with("norm.weight") { (1.0, 0.2) } else { (0.0, 0.8) };
+        let values: Vec<f32> = (0..n).map(|_| centre + scale * (uniform(&mut state) - 0.5)).collect();
+        self.0.insert(name.into(), Tensor::from_f32(shape, &values).unwrap());
+    }
+
+    fn values(&self, name: &str) -> Vec<f32> {
+        self.0[name].to_f32().unwrap()
+    }
+
+    fn renamed(&self, rename: impl Fn(&str) -> String) -> Self {
+        Self(self.0.iter().map(|(name, tensor)| (rename(name), tensor.clone())).collect())
+    }
+}
+
+fn uniform(state: &mut u64) -> f32 {
+    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    (*state >> 40) as f32 / (1u64 << 24) as f32
+}
+
+fn below(state: &mut u64, n: usize) -> usize {
+    ((uniform(state) * n as f32) as usize).min(n - 1)
+}
+
+fn object(value: Value) -> Map<String, Value> {
+    match value {
+        Value::Object(map) => map,
+        other => panic!("{other}"),
+    }
+}
+
+fn gated(weights: &mut Memory, module: &str, width: usize) {
+    weights.add(&format!("{module}.w1.weight"), [width, HIDDEN]);
+    weights.add(&format!("{module}.w3.weight"), [width, HIDDEN]);
+    weights.add(&format!("{module}.w2.weight"), [HIDDEN, width]);
+}
+
+fn conv(weights: &mut Memory, layer: &str, taps: usize) {
+    weights.add(&format!("{layer}.conv.in_proj.weight"), [3 * HIDDEN, HIDDEN]);
+    weights.add(&format!("{layer}.conv.conv.weight"), [HIDDEN, 1, taps]);
+    weights.add(&format!("{layer}.conv.out_proj.weight"), [HIDDEN, HIDDEN]);
+}
+
+/// Convolution, full and sliding attention, another convolution.
+fn lfm3(taps: usize, window: usize) -> (Map<String, Value>, Memory) {
+    let config = object(json!({
+        "architectures": ["Lfm3ForCausalLM"], "hidden_size": HIDDEN, "num_hidden_layers": 4, "vocab_size": VOCAB,
+        "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 6, "intermediate_size": 20,
+        "layer_types": ["conv", "full_attention", "sliding_attention", "conv"], "sliding_window": window,
+        "conv_L_cache": taps, "max_position_embeddings": 256,
+    }));
+    let mut weights = Memory::default();
+    weights.add("model.embed_tokens.weight", [VOCAB, HIDDEN]);
+    weights.add("model.embedding_norm.weight", [HIDDEN]);
+    for i in 0..4 {
+        let layer = format!("model.layers.{i}");
+        for norm in ["operator_norm", "ffn_norm", "post_operator_norm", "post_ffn_norm"] {
+            weights.add(&format!("{layer}.{norm}.weight"), [HIDDEN]);
+        }
+        gated(&mut weights, &format!("{layer}.feed_forward"), 20);
+        if i == 0 || i == 3 {
+            conv(&mut weights, &layer, taps);
+            continue;
+        }
+        for (name, rows) in [("q_proj", 36), ("k_proj", 12), ("v_proj", 12), ("gate_proj", 6)] {
+            weights.add(&format!("{layer}.self_attn.{name}.weight"), [rows, HIDDEN]);
+        }
+        weights.add(&format!("{layer}.self_attn.o_proj.weight"), [HIDDEN, 36]);
+        weights.add(&format!("{layer}.self_attn.q_norm.weight"), [6]);
+        weights.add(&format!("{layer}.self_attn.k_norm.weight"), [6]);
+    }
+    (config, weights)
+}
+
+const EXPERTS: usize = 5;
+const EXPERT_WIDTH: usize = 7;
+
+/// A dense layer, then a convolution and an attention layer with experts.
+fn moe() -> (Map<String, Value>, Memory) {
+    let config = object(json!({
+        "architectures": ["Lfm2MoeForCausalLM"], "hidden_size": HIDDEN, "num_hidden_layers": 3, "vocab_size": VOCAB,
+        "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 4, "intermediate_size": 20,
+        "moe_intermediate_size": EXPERT_WIDTH, "num_experts": EXPERTS, "num_experts_per_tok": 2,
+        "num_dense_layers": 1, "layer_types": ["conv", "conv", "full_attention"], "max_position_embeddings": 256,
+    }));
+    let mut weights = Memory::default();
+    weights.add("model.embed_tokens.weight", [VOCAB, HIDDEN]);
+    weights.add("model.embedding_norm.weight", [HIDDEN]);
+    for i in 0..3 {
+        let layer = format!("model.layers.{i}");
+        weights.add(&format!("{layer}.operator_norm.weight"), [HIDDEN]);
+        weights.add(&format!("{layer}.ffn_norm.weight"), [HIDDEN]);
+        if i == 0 {
+            gated(&mut weights, &format!("{layer}.feed_forward"), 20);
+        } else {
+            weights.add(&format!("{layer}.feed_forward.gate.weight"), [EXPERTS, HIDDEN]);
+            weights.add(&format!("{layer}.feed_forward.expert_bias"), [EXPERTS]);
+            for e in 0..EXPERTS {
+                gated(&mut weights, &format!("{layer}.feed_forward.experts.{e}"), EXPERT_WIDTH);
+            }
+        }
+        if i < 2 {
+            conv(&mut weights, &layer, 3);
+            continue;
+        }
+        for (name, rows) in [("q_proj", 12), ("k_proj", 4), ("v_proj", 4), ("out_proj", HIDDEN)] {
+            weights.add(&format!("{layer}.self_attn.{name}.weight"), [rows, HIDDEN]);
+        }
+        weights.add(&format!("{layer}.self_attn.q_layernorm.weight"), [4]);
+        weights.add(&format!("{layer}.self_attn.k_layernorm.weight"), [4]);
+    }
+    (config, weights)
+}
+
+fn load(config: &Map<String, Value>, weights: &Memory) -> Arc<Model> {
+    let stack = anemone_models::load(config, weights).unwrap();
+    Arc::new(Model::load(stack, weights, Layout::Mapped).unwrap())
+}
+
+fn options(arithmetic: Arithmetic, chunk: usize, rewind: usize) -> Options {
+    Options { threads: 2, arithmetic, context_len: Some(256), chunk, rewind, ..Options::default() }
+}
+
+fn bits(x: &[f32]) -> Vec<u32> {
+    x.iter().map(|v| v.to_bits()).collect()
+}
+
+/// Logits after a whole sequence fed at once to a new engine.
+fn whole(model: &Arc<Model>, arithmetic: Arithmetic, tokens: &[u32]) -> Vec<u32> {
+    let mut engine = Engine::new(model.clone(), options(arithmetic, 256, 0)).unwrap();
+    bits(engine.feed(tokens, LogitsOf::Last).unwrap())
+}
+
+/// Feeds, steps back and restores at random; after every feed the logits are those of the whole sequence fed at once.
+fn wander(model: &Arc<Model>, options: Options, seed: u64) {
+    let mut random = seed;
+    let mut engine = Engine::new(model.clone(), options).unwrap();
+    let mut held: Vec<u32> = Vec::new();
+    // The furthest position since the beginning, from which the promised distance counts.
+    let mut furthest = 0;
+    let mut kept: Option<(Snapshot, Vec<u32>, usize)> = None;
+    for step in 0..60 {
+        match below(&mut random, 8) {
+            0..5 => {
+                let room = 256 - held.len();
+                let n = [1, 1, 2, 9, 40][below(&mut random, 5)].min(room);
+                if n == 0 {
+                    engine.reset();
+                    held.clear();
+                    furthest = 0;
+                    continue;
+                }
+                let tokens: Vec<u32> = (0..n).map(|_| below(&mut random, VOCAB) as u32).collect();
+                held.extend(&tokens);
+                furthest = furthest.max(held.len());
+                let logits = bits(engine.feed(&tokens, LogitsOf::Last).unwrap());
+                let expected = whole(model, options.arithmetic, &held);
+                assert!(logits == expected, "{options:?} seed {seed} step {step} at {}", held.len());
+            }
+            5 | 6 => {
+                let wish = if below(&mut random, 2) == 0 {
+                    held.len().saturating_sub(below(&mut random, options.rewind + 1))
+                } else {
+                    below(&mut random, held.len() + 1)
+                };
+                let at = engine.nearest(wish);
+                assert!(at <= wish);
+                if wish + options.rewind >= furthest {
+                    assert_eq!(at, wish, "{options:?} seed {seed} step {step}: within the promised distance");
+                }
+                assert_eq!(engine.rewind(wish).is_ok(), at == wish);
+                engine.rewind(at).unwrap();
+                held.truncate(at);
+            }
+            _ => match kept.take() {
+                Some((snapshot, tokens, reached)) => {
+                    engine.restore(&snapshot).unwrap();
+                    (held, furthest) = (tokens, reached);
+                }
+                None => kept = Some((engine.snapshot(), held.clone(), furthest)),
+            },
+        }
+        assert_eq!(engine.position(), held.len());
+    }
+}
+
+#[test]
+fn any_walk_through_a_sequence_gives_its_bits() {
+    // Windows shorter than a block, longer than one, and beyond the context; filters of one tap, whose history is empty.
+    for (taps, window) in [(7, 5), (3, 33), (1, 16), (4, 1), (2, 1000)] {
+        let (config, weights) = lfm3(taps, window);
+        let model = load(&config, &weights);
+        for (chunk, rewind) in [(32, 20), (1, 3), (7, 0), (300, 64)] {
+            for (seed, arithmetic) in [(1, Arithmetic::Exact), (2, Arithmetic::Fast)] {
+                wander(&model, options(arithmetic, chunk, rewind), seed + taps as u64);
+            }
+        }
+    }
+    let (config, weights) = moe();
+    let model = load(&config, &weights);
+    for arithmetic in [Arithmetic::Exact, Arithmetic::Fast] {
+        wander(&model, options(arithmetic, 5, 8), 3);
+    }
+}
+
+#[test]
+fn a_snapshot_of_other_options_is_refused() {
+    let (config, weights) = lfm3(3, 5);
+    let model = load(&config, &weights);
+    let mut small = Engine::new(model.clone(), options(Arithmetic::Exact, 4, 8)).unwrap();
+    small.feed(&[1, 2, 3], LogitsOf::None).unwrap();
+    // Its ring is too short for the passes of the other.
+    let mut large = Engine::new(model, options(Arithmetic::Exact, 200, 8)).unwrap();
+    assert!(large.restore(&small.snapshot()).is_err());
+    large.feed(&[1; 200], LogitsOf::Last).unwrap();
+}
+
+#[test]
+fn every_storage_of_the_weights_gives_the_same_bits() {
+    let tokens: Vec<u32> = (0..30).map(|i| i * 7 % VOCAB as u32).collect();
+    let (config, weights) = moe();
+    let expected = whole(&load(&config, &weights), Arithmetic::Exact, &tokens);
+    let check = |config: &Map<String, Value>, weights: &Memory, what: &str| {
+        let found = whole(&load(config, weights), Arithmetic::Exact, &tokens);
+        assert_eq!(found, expected, "{what}");
+    };
+    for prefix in ["model.language_model.", "language_model.model.", "lfm.", ""] {
+        let renamed = weights.renamed(|name| name.replacen("model.", prefix, 1));
+        check(&config, &renamed, prefix);
+        let mut tower = renamed.clone();
+        tower.add("vision_tower.layers.0.weight", [3, 3]);
+        if prefix.is_empty() {
+            assert!(
+                anemone_models::load(&config, &tower).is_err(),
+                "without a prefix it is an unknown tensor"
+            );
+        } else {
+            check(&config, &tower, "a tower beside the text model");
+        }
+    }
+
+    let mut mlx = weights.clone();
+    for tensor in mlx.0.iter_mut().filter(|(name, _)| name.ends_with("conv.conv.weight")).map(|(_, t)| t) {
+        *tensor = tensor.reshape([HIDDEN, 3, 1]).unwrap();
+    }
+    check(&config, &mlx, "MLX kernels");
+
+    let mut fused = weights.clone();
+    for layer in ["model.layers.1.feed_forward.experts", "model.layers.2.feed_forward.experts"] {
+        let all = |parts: &[&str]| -> Vec<f32> {
+            let names =
+                (0..EXPERTS).flat_map(|e| parts.iter().map(move |part| format!("{layer}.{e}.{part}.weight")));
+            names.flat_map(|name| weights.values(&name)).collect()
+        };
+        let (gate_up, down) = (all(&["w1", "w3"]), all(&["w2"]));
+        fused.0.retain(|name, _| !name.starts_with(layer));
+        let mut put = |name: &str, shape: [usize; 3], values: &[f32]| {
+            fused.0.insert(format!("{layer}.{name}"), Tensor::from_f32(shape, values).unwrap());
+        };
+        put("gate_up_proj", [EXPERTS, 2 * EXPERT_WIDTH, HIDDEN], &gate_up);
+        put("down_proj", [EXPERTS, HIDDEN, EXPERT_WIDTH], &down);
+    }
+    check(&config, &fused, "fused experts");
+
+    // A head of its own, the same one stored though tied, and another one though tied.
+    let mut stored = weights.clone();
+    stored.0.insert("lm_head.weight".into(), weights.0["model.embed_tokens.weight"].clone());
+    check(&config, &stored, "tied and stored");
+    let mut untied = config.clone();
+    untied.insert("tie_embedding".into(), false.into());
+    check(&untied, &stored, "untied");
+    stored.add("lm_head.weight", [VOCAB, HIDDEN]);
+    let error = anemone_models::load(&config, &stored).unwrap_err().to_string();
+    assert!(error.contains("`lm_head.weight` differs"), "{error}");
+    assert_ne!(whole(&load(&untied, &stored), Arithmetic::Exact, &tokens), expected);
+}
+
+#[test]
+fn an_overflow_is_reported_and_leaves_nothing_behind() {
+    let (config, mut weights) = lfm3(3, 5);
+    // Token 7 alone has a channel, and a value that overflows: its cached values are infinite.
+    let mut embedding = weights.values("model.embed_tokens.weight");
+    for (token, row) in embedding.chunks_exact_mut(HIDDEN).enumerate() {
+        row[0] = if token == 7 { 1e4 } else { 0.0 };
+    }
+    let mut down = weights.values("model.layers.0.feed_forward.w2.weight");
+    down[..20].fill(0.0);
+    let mut out = weights.values("model.layers.0.conv.out_proj.weight");
+    out[..HIDDEN].fill(0.0);
+    let mut values = weights.values("model.layers.1.self_attn.v_proj.weight");
+    values.chunks_exact_mut(HIDDEN).for_each(|row| row[0] = 3e38);
+    for (name, shape, values) in [
+        ("model.embed_tokens.weight", [VOCAB, HIDDEN], embedding),
+        ("model.layers.0.feed_forward.w2.weight", [HIDDEN, 20], down),
+        ("model.layers.0.conv.out_proj.weight", [HIDDEN, HIDDEN], out),
+        ("model.layers.1.self_attn.v_proj.weight", [12, HIDDEN], values),
+    ] {
+        weights.0.insert(name.into(), Tensor::from_f32(shape, &values).unwrap());
+    }
+    let model = load(&config, &weights);
+    let expected = whole(&model, Arithmetic::Exact, &[1, 2, 3]);
+    let mut engine = Engine::new(model, options(Arithmetic::Exact, 32, 8)).unwrap();
+    for bad in [&[1, 7][..], &[1, 2, 7, 4, 5, 6, 8, 9, 1, 1, 1, 1, 1, 1, 1, 7, 7, 7, 7, 7]] {
+        let error = engine.feed(bad, LogitsOf::Last).unwrap_err().to_string();
+        assert!(error.contains("not finite although every weight is"), "{error}");
+        assert_eq!(engine.position(), 0);
+        for (i, token) in [1, 2, 3].into_iter().enumerate() {
+            let logits = engine.feed(&[token], LogitsOf::Last).unwrap();
+            if i == 2 {
+                assert_eq!(bits(logits), expected);
+            }
+        }
+        // Stepping back over such a token, which nobody asked the logits of, forgets it as well.
+        engine.feed(&[7], LogitsOf::None).unwrap();
+        engine.rewind(2).unwrap();
+        assert_eq!(bits(engine.feed(&[3], LogitsOf::Last).unwrap()), expected);
+    }
+}
