@@ -10,10 +10,10 @@ pub struct Config<'a> {
     path: String,
 }
 
-/// Largest count a config may name; keeps a hostile file from asking for absurd memory.
-const MAX: u64 = 1 << 24;
-
 impl<'a> Config<'a> {
+    /// Largest count a config may name; keeps a hostile file from asking for absurd memory.
+    pub const MAX: usize = 1 << 24;
+
     /// Reads from the top of a parsed `config.json`.
     pub fn new(map: &'a Map<String, Value>) -> Self {
         Self { map, path: String::new() }
@@ -46,8 +46,8 @@ impl<'a> Config<'a> {
     pub fn count(&self, key: &str) -> Result<Option<usize>, Error> {
         let Some(value) = self.get(key) else { return Ok(None) };
         match value.as_u64() {
-            Some(n) if (1..=MAX).contains(&n) => Ok(Some(n as usize)),
-            _ => Err(self.error(key, format!("is {value}, expected a whole number from 1 to {MAX}"))),
+            Some(n) if (1..=Self::MAX as u64).contains(&n) => Ok(Some(n as usize)),
+            _ => Err(self.error(key, format!("is {value}, expected a whole number from 1 to {}", Self::MAX))),
         }
     }
 
@@ -66,12 +66,12 @@ impl<'a> Config<'a> {
         self.count_of(keys)?.ok_or_else(|| self.error(keys[0], "is missing; it must be a whole number"))
     }
 
-    /// A finite number above zero.
+    /// A number above zero, also as an f32.
     pub fn positive(&self, key: &str) -> Result<Option<f64>, Error> {
         let Some(value) = self.get(key) else { return Ok(None) };
         match value.as_f64() {
-            Some(n) if n.is_finite() && n > 0.0 => Ok(Some(n)),
-            _ => Err(self.error(key, format!("is {value}, expected a number above 0"))),
+            Some(n) if (n as f32).is_normal() && n > 0.0 => Ok(Some(n)),
+            _ => Err(self.error(key, format!("is {value}, expected a number above 0 that an f32 can hold"))),
         }
     }
 
@@ -129,7 +129,10 @@ mod tests {
             check("{}", |c| c.require(&["a", "b"]).map(drop)),
             "config.json: `a` is missing; it must be a whole number"
         );
-        assert!(check(r#"{"e":"x"}"#, |c| c.positive("e").map(drop)).contains("expected a number above 0"));
+        for bad in ["\"x\"", "0", "-1", "1e300", "1e-300"] {
+            let error = check(&format!(r#"{{"e":{bad}}}"#), |c| c.positive("e").map(drop));
+            assert!(error.contains("expected a number above 0"), "{error}");
+        }
         assert!(check(r#"{"t":1}"#, |c| c.flag("t").map(drop)).contains("expected true or false"));
         assert!(check(r#"{"l":[1]}"#, |c| c.texts("l").map(drop)).contains("list of strings"));
         assert!(check(r#"{"l":[9]}"#, |c| c.indices("l", 9).map(drop)).contains("below 9"));

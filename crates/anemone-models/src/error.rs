@@ -24,7 +24,9 @@ pub enum Error {
     #[error("the checkpoint lacks {}; download it again or check that config.json belongs to it", list(.0))]
     Missing(Vec<String>),
     /// Tensors have another shape than the config asks for.
-    #[error("tensor `{name}` has shape {found}, expected {expected} from config.json")]
+    #[error(
+        "tensor `{name}` has shape {found}, expected {expected} from config.json; take both from the same download of the model"
+    )]
     Shape {
         /// Tensor name.
         name: String,

@@ -30,7 +30,7 @@ impl Trunk {
     pub(crate) fn read(config: &Config<'_>) -> Result<Self, Error> {
         let hidden = config.require(&["hidden_size", "block_dim"])?;
         let layers = layers(config)?;
-        let heads = Heads::read(config, hidden)?;
+        let heads = Heads::read(config, hidden, Some(8))?;
         let dim = heads.head_dim;
         Ok(Self {
             hidden,
@@ -158,14 +158,19 @@ fn feed_forward_width(config: &Config<'_>) -> Result<usize, Error> {
     if !config.flag("block_auto_adjust_ff_dim")?.unwrap_or(true) {
         return Ok(raw);
     }
-    let width = 2 * raw / 3;
+    let mut width = 2 * raw / 3;
     // An explicit null also switches the rounding off, as the reference has it.
-    if config.is_null("block_ffn_dim_multiplier") {
-        return Ok(width);
+    if !config.is_null("block_ffn_dim_multiplier") {
+        let multiplier = config.positive("block_ffn_dim_multiplier")?.unwrap_or(1.0);
+        let multiple = config.count("block_multiple_of")?.unwrap_or(256);
+        // Saturates, so that the rounding up cannot overflow.
+        width = ((multiplier * width as f64) as u32 as usize).next_multiple_of(multiple);
     }
-    let multiplier = config.positive("block_ffn_dim_multiplier")?.unwrap_or(1.0);
-    let multiple = config.count("block_multiple_of")?.unwrap_or(256);
-    Ok(((multiplier * width as f64) as usize).next_multiple_of(multiple))
+    if !(1..=Config::MAX).contains(&width) {
+        let problem = format!("gives a feed-forward width of {width}, expected 1 to {}", Config::MAX);
+        return Err(config.error("block_ff_dim", problem));
+    }
+    Ok(width)
 }
 
 #[cfg(test)]
@@ -184,6 +189,14 @@ mod tests {
         }
         let null = json!({"block_ff_dim": 100, "block_ffn_dim_multiplier": null});
         assert_eq!(feed_forward_width(&Config::new(null.as_object().unwrap())).unwrap(), 66);
+        for absurd in [
+            json!({"block_ff_dim": 1, "block_ffn_dim_multiplier": null}),
+            json!({"block_ff_dim": 1}),
+            json!({"block_ff_dim": 16777216, "block_ffn_dim_multiplier": 1e38}),
+        ] {
+            let error = feed_forward_width(&Config::new(absurd.as_object().unwrap())).unwrap_err();
+            assert!(error.to_string().contains("`block_ff_dim` gives"), "{error}");
+        }
     }
 
     #[test]

@@ -5,12 +5,18 @@ use crate::parts::Names;
 use crate::weights::Part;
 use crate::{Config, Error, Ffn, Gated, Linear, Moe, Stack, WeightRef};
 
+/// More experts than any model has; keeps a hostile file from asking for absurd memory.
+const MAX_EXPERTS: usize = 1024;
+
 pub(crate) fn stack(config: &Config<'_>, names: &Names<'_>) -> Result<Stack, Error> {
     let trunk = Trunk::read(config)?;
     let hidden = trunk.hidden;
     let dense_width = config.require(&["intermediate_size"])?;
     let width = config.require(&["moe_intermediate_size"])?;
     let experts = config.require(&["num_experts", "num_local_experts"])?;
+    if experts > MAX_EXPERTS {
+        return Err(config.error("num_experts", format!("is {experts}, more than {MAX_EXPERTS}")));
+    }
     let top_k = config.require(&["num_experts_per_tok"])?;
     if top_k > experts {
         return Err(
@@ -29,8 +35,13 @@ pub(crate) fn stack(config: &Config<'_>, names: &Names<'_>) -> Result<Stack, Err
         if i < dense_layers {
             return Ok(Ffn::Gated(names.gated(&module, hidden, dense_width)));
         }
+        let router = names.linear(&format!("{module}.gate"), experts, hidden, false);
+        // Without it there is no such layer, and so no experts to list.
+        if names.shape(&format!("{module}.gate.weight")).is_none() {
+            return Err(Error::Missing(vec![router.weight.name]));
+        }
         Ok(Ffn::Moe(Moe {
-            router: names.linear(&format!("{module}.gate"), experts, hidden, false),
+            router,
             expert_bias: with_bias.then(|| names.weight(&format!("{module}.expert_bias"), [experts])),
             experts: (0..experts).map(|e| expert(names, &module, e, experts, hidden, width)).collect(),
             top_k,

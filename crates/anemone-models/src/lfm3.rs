@@ -12,7 +12,7 @@ pub(crate) fn stack(config: &Config<'_>, names: &Names<'_>) -> Result<Stack, Err
     let hidden = config.require(&["hidden_size"])?;
     let layers = layers(config)?;
     let kinds = layer_types(config, layers, true)?.unwrap_or_else(|| default_kinds(layers));
-    let heads = Heads::read(config, hidden)?;
+    let heads = Heads::read(config, hidden, None)?;
     let ropes = Ropes::read(config, heads.head_dim)?;
     let window = config.count("sliding_window")?.unwrap_or(256);
     let width = config.require(&["intermediate_size"])?;
@@ -122,20 +122,25 @@ struct Ropes {
 
 impl Ropes {
     fn read(config: &Config<'_>, dim: usize) -> Result<Self, Error> {
-        let parameters = config.object("rope_parameters")?;
-        let of = |kind: &str, theta: f64, partial: f64| -> Result<Rope, Error> {
-            let Some(parameters) = &parameters else { return rope(config, dim, theta, partial) };
-            match parameters.object(kind)? {
-                Some(own) => rope(&own, dim, theta, 1.0),
-                None => Err(parameters.error(kind, "is missing; LFM3 sets each attention kind apart")),
+        let Some(parameters) = config.object("rope_parameters")? else {
+            let flat = ["rope_theta", "rope_scaling", "partial_rotary_factor"];
+            if let Some(key) = flat.into_iter().find(|key| config.get(key).is_some()) {
+                let problem = "is set without `rope_parameters`; LFM3 sets each attention kind apart there";
+                return Err(config.error(key, problem));
             }
+            let full = Rope { theta: 1e6, dim, rotated: dim / 4 };
+            return Ok(Self { full, sliding: Rope { theta: 1e4, dim, rotated: dim / 2 } });
         };
-        Ok(Self { full: of("full_attention", 1e6, 0.5)?, sliding: of("sliding_attention", 1e4, 1.0)? })
+        let of = |kind: &str, theta: f64| match parameters.object(kind)? {
+            Some(own) => rope(&own, dim, theta),
+            None => Err(parameters.error(kind, "is missing; LFM3 sets each attention kind apart")),
+        };
+        Ok(Self { full: of("full_attention", 1e6)?, sliding: of("sliding_attention", 1e4)? })
     }
 }
 
 /// One kind's rotation; a partial factor means proportional rotation under either spelling.
-fn rope(config: &Config<'_>, dim: usize, theta: f64, partial: f64) -> Result<Rope, Error> {
+fn rope(config: &Config<'_>, dim: usize, theta: f64) -> Result<Rope, Error> {
     if let Some(kind) = config.text("rope_type")?
         && !matches!(kind, "default" | "proportional")
     {
@@ -143,7 +148,7 @@ fn rope(config: &Config<'_>, dim: usize, theta: f64, partial: f64) -> Result<Rop
             config.error("rope_type", format!("is `{kind}`; supported are `default` and `proportional`"))
         );
     }
-    let partial = config.positive("partial_rotary_factor")?.unwrap_or(partial);
+    let partial = config.positive("partial_rotary_factor")?.unwrap_or(1.0);
     if partial > 1.0 {
         return Err(config.error("partial_rotary_factor", format!("is {partial}, expected at most 1")));
     }
@@ -169,6 +174,9 @@ mod tests {
         let absent = json!({});
         let ropes = Ropes::read(&Config::new(absent.as_object().unwrap()), 128).unwrap();
         assert_eq!((ropes.full.rotated, ropes.sliding.rotated), (32, 64));
+        let flat = json!({"rope_theta": 5e5});
+        let error = Ropes::read(&Config::new(flat.as_object().unwrap()), 128).err().unwrap().to_string();
+        assert!(error.contains("`rope_theta` is set without `rope_parameters`"), "{error}");
     }
 
     #[test]

@@ -41,9 +41,13 @@ pub(crate) struct Heads {
 }
 
 impl Heads {
-    pub(crate) fn read(config: &Config<'_>, hidden: usize) -> Result<Self, Error> {
+    /// `kv_heads` is what the reference takes when the config does not say, if it has such a default.
+    pub(crate) fn read(config: &Config<'_>, hidden: usize, kv_heads: Option<usize>) -> Result<Self, Error> {
         let heads = config.require(&["num_attention_heads", "num_heads"])?;
-        let kv_heads = config.count("num_key_value_heads")?.unwrap_or(heads);
+        let kv_heads = match (config.count("num_key_value_heads")?, kv_heads) {
+            (Some(count), _) | (None, Some(count)) => count,
+            (None, None) => config.require(&["num_key_value_heads"])?,
+        };
         if !heads.is_multiple_of(kv_heads) {
             return Err(config.error(
                 "num_key_value_heads",

@@ -67,6 +67,10 @@ pub fn check(stack: &Stack, weights: &dyn Weights, prefix: &str) -> Result<(), E
     for weight in stack.weights() {
         used.insert(weight.name.as_str());
         let Some(entry) = weights.entry(&weight.name) else {
+            // Present, but in a type that is not carried.
+            if let Some(dtype) = weights.stored_dtype(&weight.name) {
+                return Err(Error::DType { name: weight.name.clone(), dtype });
+            }
             missing.push(weight.name.clone());
             continue;
         };
