@@ -1,0 +1,147 @@
+//! Grouped-query attention, keys first: the query heads that share keys ride the token axis together.
+
+use anemone_mil::{Arg, Value, VarId};
+use anemone_models::{Attention, Norm, Rope};
+
+use crate::Error;
+use crate::graph::{Graph, Role};
+
+/// Inputs of a function that its attention layers share.
+pub(crate) struct Shared {
+    /// Rotary tables by rope, tiled for the number of heads they serve: (rope, heads, cos, sin).
+    pub(crate) tables: Vec<(Rope, usize, VarId, VarId)>,
+    /// Masks by number of cached rows and window, tiled for the heads of a group: (rows, window, group, mask).
+    pub(crate) masks: Vec<(usize, Option<usize>, usize, VarId)>,
+}
+
+/// The outputs of one attention layer.
+pub(crate) struct Attended {
+    pub(crate) out: VarId,
+    /// `[1, tokens, 1, kv_heads · head_dim]`, after norm and rotation.
+    pub(crate) k_new: VarId,
+    /// `[1, kv_heads · head_dim, 1, tokens]`.
+    pub(crate) v_new: VarId,
+}
+
+pub(crate) fn attention(
+    g: &mut Graph<'_, '_>,
+    shared: &Shared,
+    path: &str,
+    layer: usize,
+    x: VarId,
+    a: &Attention,
+    rows: usize,
+) -> Result<Attended, Error> {
+    let m = format!("{path}.self_attn");
+    let (group, width) = (a.heads / a.kv_heads, a.kv_heads * a.head_dim);
+
+    let q = g.linear(&format!("{m}.q_proj"), x, &a.q, Role::Other)?;
+    let q =
+        heads_on_tokens(g, &format!("{m}.q"), q, a.heads, a.q_norm.as_ref(), shared.table(a.rope, a.heads))?;
+    let q = g.split(&format!("{m}.q.groups"), q, a.kv_heads, 3)?;
+
+    let k = g.linear(&format!("{m}.k_proj"), x, &a.k, Role::Other)?;
+    let k = heads_on_tokens(
+        g,
+        &format!("{m}.k"),
+        k,
+        a.kv_heads,
+        a.k_norm.as_ref(),
+        shared.table(a.rope, a.kv_heads),
+    )?;
+    let mut turned = Vec::new();
+    for (h, head) in g.split(&format!("{m}.k.heads"), k, a.kv_heads, 3)?.into_iter().enumerate() {
+        let perm = Value::ints(&[0, 3, 2, 1]);
+        turned.push(g.op(
+            "transpose",
+            &named(a.kv_heads, &format!("k_{layer}_new"), h),
+            &[("x", head.into()), ("perm", perm.into())],
+        )?);
+    }
+    let k_new = g.concat(&format!("k_{layer}_new"), turned, 3)?;
+    let v_new = g.linear(&format!("v_{layer}_new"), x, &a.v, Role::Other)?;
+
+    let k_past = g.input(&format!("k_{layer}"), [1, rows, 1, width])?;
+    let v_past = g.input(&format!("v_{layer}"), [1, width, 1, rows])?;
+    let k = g.concat(&format!("{m}.keys"), vec![k_past, k_new], 1)?;
+    let v = g.concat(&format!("{m}.values"), vec![v_past, v_new], 3)?;
+    let k = g.split(&format!("{m}.keys.heads"), k, a.kv_heads, 3)?;
+    let v = g.split(&format!("{m}.values.heads"), v, a.kv_heads, 1)?;
+
+    let mask = shared.mask(rows, a.window, group);
+    let scale = 1.0 / (a.head_dim as f32).sqrt();
+    let mut outputs = Vec::new();
+    for h in 0..a.kv_heads {
+        let n = |what: &str| format!("{m}.{what}_{h}");
+        let scores = einsum(g, &n("scores"), "bkhc,bchq->bkhq", k[h], q[h])?;
+        let scores = g.times(&n("scaled"), scores, scale)?;
+        let scores = g.add(&n("masked"), scores, mask)?;
+        let mut p = g.op("softmax", &n("p"), &[("x", scores.into()), ("axis", Value::int(1).into())])?;
+        let pv = g.rules.scaled_pv as i32;
+        if pv > 0 {
+            p = g.times(&n("p_scaled"), p, f32::powi(2.0, pv))?;
+        }
+        let mut o = einsum(g, &n("attended"), "bchk,bkhq->bchq", v[h], p)?;
+        if pv > 0 {
+            o = g.times(&n("attended_scaled"), o, f32::powi(2.0, -pv))?;
+        }
+        outputs.extend(g.split(&n("out"), o, group, 3)?);
+    }
+    if let Some(gate) = &a.gate {
+        let gate = g.linear(&format!("{m}.gate_proj"), x, gate, Role::Other)?;
+        let gate = g.sigmoid(&format!("{m}.gate"), gate)?;
+        let gates = g.split(&format!("{m}.gate.heads"), gate, a.heads, 1)?;
+        for (h, (o, gate)) in outputs.iter_mut().zip(gates).enumerate() {
+            *o = g.mul(&format!("{m}.gated_{h}"), *o, gate)?;
+        }
+    }
+    let joined = g.concat(&format!("{m}.joined"), outputs, 1)?;
+    let out = g.linear(&format!("{m}.out_proj"), joined, &a.o, Role::Other)?;
+    Ok(Attended { out, k_new, v_new })
+}
+
+/// A name for one of several, or the plain name when it is the only one.
+fn named(count: usize, name: &str, i: usize) -> String {
+    if count == 1 { name.to_string() } else { format!("{name}.{i}") }
+}
+
+/// Moves heads from channels to the token axis, `[1, dim, 1, heads · tokens]`, then norms and rotates all at once.
+fn heads_on_tokens(
+    g: &mut Graph<'_, '_>,
+    path: &str,
+    x: VarId,
+    heads: usize,
+    norm: Option<&Norm>,
+    (cos, sin): (VarId, VarId),
+) -> Result<VarId, Error> {
+    let parts = g.split(&format!("{path}.split"), x, heads, 1)?;
+    let mut x = g.concat(&format!("{path}.on_tokens"), parts, 3)?;
+    if let Some(norm) = norm {
+        x = g.rms_norm(&format!("{path}_norm"), x, norm)?;
+    }
+    let halves = g.split(&format!("{path}.halves"), x, 2, 1)?;
+    let (a, b) = (halves[0], halves[1]);
+    let ac = g.mul(&format!("{path}.a_cos"), a, cos)?;
+    let bs = g.mul(&format!("{path}.b_sin"), b, sin)?;
+    let first = g.op("sub", &format!("{path}.first"), &[("x", ac.into()), ("y", bs.into())])?;
+    let bc = g.mul(&format!("{path}.b_cos"), b, cos)?;
+    let as_ = g.mul(&format!("{path}.a_sin"), a, sin)?;
+    let second = g.add(&format!("{path}.second"), bc, as_)?;
+    g.concat(&format!("{path}.rotated"), vec![first, second], 1)
+}
+
+fn einsum(g: &mut Graph<'_, '_>, name: &str, equation: &str, a: VarId, b: VarId) -> Result<VarId, Error> {
+    g.op("einsum", name, &[("values", Arg::List(vec![a, b])), ("equation", Value::text(equation).into())])
+}
+
+impl Shared {
+    fn table(&self, rope: Rope, heads: usize) -> (VarId, VarId) {
+        let found = self.tables.iter().find(|(r, h, _, _)| *r == rope && *h == heads);
+        found.map(|(_, _, cos, sin)| (*cos, *sin)).expect("tables are made for every layer of the chunk")
+    }
+
+    fn mask(&self, rows: usize, window: Option<usize>, group: usize) -> VarId {
+        let found = self.masks.iter().find(|(r, w, g, _)| *r == rows && *w == window && *g == group);
+        found.map(|(_, _, _, mask)| *mask).expect("masks are made for every layer of the chunk")
+    }
+}

@@ -1,0 +1,142 @@
+use std::ops::Range;
+
+use anemone_models::{Ffn, Gated, Linear, Mixer, Stack};
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Options};
+
+/// Bytes of weights a chunk aims to stay under; well below the 2 GB at which models are known to leave the engine.
+const CHUNK_BYTES: usize = 1 << 30;
+/// Bytes of weights of a head slice.
+const SLICE_BYTES: usize = 128 << 20;
+/// Most rows of a head slice: an axis beyond this does not compile for the engine.
+const SLICE_ROWS: usize = 16_384;
+
+/// How a stack is cut into packages.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// Runs of layers.
+    pub chunks: Vec<ChunkPlan>,
+    /// Rows of each slice of the output head.
+    pub head: Vec<Range<usize>>,
+}
+
+/// One package of layers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ChunkPlan {
+    /// Layers it holds.
+    pub layers: Range<usize>,
+    /// Caches of its layers, in order.
+    pub caches: Vec<CachePlan>,
+    /// fp16 bytes of its weights.
+    pub weight_bytes: usize,
+}
+
+/// The cache of one layer, as inputs and outputs of its package.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CachePlan {
+    /// `k_i [1, rows, 1, width]`, `v_i [1, width, 1, rows]`; outputs `k_i_new`, `v_i_new` hold this pass's rows.
+    Attention {
+        /// Layer index.
+        layer: usize,
+        /// Cached positions: `ctx`, or the window of a ring.
+        rows: usize,
+        /// kv heads × `head_dim`.
+        width: usize,
+        /// Keys a query sees, itself included, when the layer slides.
+        window: Option<usize>,
+        /// Whether position p lies in row p mod `rows`.
+        ring: bool,
+    },
+    /// `conv_i [1, hidden, 1, reach]`; output `conv_i_window` is that followed by this pass's rows.
+    ShortConv {
+        /// Layer index.
+        layer: usize,
+        /// Channels.
+        width: usize,
+        /// Earlier tokens the filter needs.
+        reach: usize,
+    },
+}
+
+/// Cuts a stack: as few chunks as the size limit and options allow, and head slices within theirs.
+pub fn plan(stack: &Stack, options: &Options) -> Result<Plan, Error> {
+    options.check(stack.max_position_embeddings)?;
+    let mut sizes = Vec::new();
+    for block in &stack.blocks {
+        let ffn = match &block.ffn {
+            Ffn::Gated(g) => gated_params(g),
+            Ffn::Moe(_) => {
+                return Err(Error::Unsupported {
+                    path: format!("{}.feed_forward", block.path),
+                    what: "a mixture of experts",
+                    remedy: "run it with the CPU engine",
+                });
+            }
+        };
+        let mixer = match &block.mixer {
+            Mixer::Attention(a) => [&a.q, &a.k, &a.v, &a.o].into_iter().map(params).sum::<usize>(),
+            Mixer::ShortConv(c) => params(&c.in_proj) + params(&c.out_proj) + c.kernel.shape.numel(),
+        };
+        sizes.push(2 * (ffn + mixer));
+    }
+    let mut chunks: Vec<ChunkPlan> = Vec::new();
+    for (layer, size) in sizes.iter().enumerate() {
+        let fits = |c: &ChunkPlan| match options.layers_per_chunk {
+            Some(n) => c.layers.len() < n,
+            None => c.weight_bytes + size <= CHUNK_BYTES,
+        };
+        match chunks.last_mut().filter(|c| fits(c)) {
+            Some(chunk) => {
+                chunk.layers.end = layer + 1;
+                chunk.weight_bytes += size;
+            }
+            None => {
+                chunks.push(ChunkPlan { layers: layer..layer + 1, caches: Vec::new(), weight_bytes: *size });
+            }
+        }
+    }
+    for chunk in &mut chunks {
+        chunk.caches = chunk.layers.clone().map(|layer| cache(stack, layer, options)).collect();
+    }
+    Ok(Plan { chunks, head: head_slices(stack, options)? })
+}
+
+fn cache(stack: &Stack, layer: usize, options: &Options) -> CachePlan {
+    match &stack.blocks[layer].mixer {
+        Mixer::Attention(a) => {
+            let ring = options.ring && a.window.is_some_and(|w| w < options.ctx);
+            let rows = if ring { a.window.unwrap_or(options.ctx) } else { options.ctx };
+            CachePlan::Attention { layer, rows, width: a.kv_heads * a.head_dim, window: a.window, ring }
+        }
+        Mixer::ShortConv(c) => CachePlan::ShortConv { layer, width: stack.hidden_size, reach: c.taps - 1 },
+    }
+}
+
+fn head_slices(stack: &Stack, options: &Options) -> Result<Vec<Range<usize>>, Error> {
+    let (rows, hidden) = (stack.vocab_size, stack.hidden_size);
+    let by_size = (SLICE_BYTES / (2 * hidden)).clamp(1, SLICE_ROWS);
+    let count = options.head_slices.unwrap_or_else(|| rows.div_ceil(by_size));
+    if count == 0 || count > rows {
+        let problem = format!("is {count}; it must be from 1 to the {rows} rows of the head");
+        return Err(Error::Option { option: "--head-chunks", problem });
+    }
+    // Whole multiples of 64 rows where the vocabulary allows.
+    let each = rows.div_ceil(count);
+    let each = if each > 64 { each.next_multiple_of(64) } else { each };
+    if each > SLICE_ROWS {
+        let problem =
+            format!("is {count}, which makes slices of {each} rows; the engine takes {SLICE_ROWS} at most");
+        return Err(Error::Option { option: "--head-chunks", problem });
+    }
+    Ok((0..rows).step_by(each).map(|start| start..(start + each).min(rows)).collect())
+}
+
+fn params(linear: &Linear) -> usize {
+    linear.weight.shape.numel()
+}
+
+fn gated_params(g: &Gated) -> usize {
+    params(&g.gate) + params(&g.up) + params(&g.down)
+}

@@ -1,0 +1,171 @@
+//! The weights of a program under construction: each checkpoint tensor, transformed as the lowering asks, once for all functions.
+
+use std::collections::HashMap;
+use std::error::Error as StdError;
+use std::io::Write;
+use std::ops::Range;
+use std::sync::Arc;
+
+use anemone_mil::{TensorType, Value, Weight, WeightId, WeightSource};
+use anemone_models::WeightRef;
+use anemone_tensor::{DType, Tensor};
+use half::{bf16, f16};
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+
+/// Where a stored weight comes from; one row of a bundle's weight table.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct WeightRecord {
+    /// Name of the tensor in the checkpoint.
+    pub tensor: String,
+    /// Rows used.
+    pub rows: Range<usize>,
+    /// Columns used.
+    pub columns: Range<usize>,
+    /// Power of two the numbers were multiplied by.
+    pub log2_scale: u32,
+    /// Shape as stored.
+    pub shape: Vec<usize>,
+}
+
+/// Reads a weight a stack names; the tensor shares the stored bytes.
+pub type Load<'a> = &'a dyn Fn(&WeightRef) -> Result<Tensor, anemone_models::Error>;
+
+pub(crate) struct Table<'a> {
+    load: Load<'a>,
+    known: HashMap<String, WeightId>,
+    pub(crate) weights: Vec<Weight>,
+    pub(crate) records: Vec<WeightRecord>,
+}
+
+impl<'a> Table<'a> {
+    pub(crate) fn new(load: Load<'a>) -> Self {
+        Self { load, known: HashMap::new(), weights: Vec::new(), records: Vec::new() }
+    }
+
+    /// A matrix's rows and columns as a `[rows, columns, 1, 1]` convolution weight, times 2^`log2`.
+    pub(crate) fn matrix(
+        &mut self,
+        weight: &WeightRef,
+        rows: Range<usize>,
+        columns: Range<usize>,
+        log2: u32,
+    ) -> Result<Value, Error> {
+        let shape = vec![rows.len(), columns.len(), 1, 1];
+        self.add(weight, rows, columns, log2, shape)
+    }
+
+    /// A vector as `[1, n, 1, 1]` (a factor of channels) or `[n]` (a bias), times 2^`log2`.
+    pub(crate) fn vector(&mut self, weight: &WeightRef, as_factor: bool, log2: u32) -> Result<Value, Error> {
+        let n = weight.shape.numel();
+        let shape = if as_factor { vec![1, n, 1, 1] } else { vec![n] };
+        self.add(weight, 0..1, 0..n, log2, shape)
+    }
+
+    /// One tap of a depthwise kernel `[hidden, taps]` as `[1, hidden, 1, 1]`.
+    pub(crate) fn tap(&mut self, weight: &WeightRef, hidden: usize, tap: usize) -> Result<Value, Error> {
+        self.add(weight, 0..hidden, tap..tap + 1, 0, vec![1, hidden, 1, 1])
+    }
+
+    fn add(
+        &mut self,
+        weight: &WeightRef,
+        rows: Range<usize>,
+        columns: Range<usize>,
+        log2: u32,
+        shape: Vec<usize>,
+    ) -> Result<Value, Error> {
+        let ty = TensorType::fp16(shape.clone());
+        let key = format!("{weight:?} {rows:?} {columns:?} {log2} {shape:?}");
+        if let Some(id) = self.known.get(&key) {
+            return Ok(Value::Weight(ty, *id));
+        }
+        let tensor = (self.load)(weight)?;
+        // The width of a row as the ranges count it: vectors are one row, kernels a row for each channel.
+        let width = match (&rows, tensor.shape().first()) {
+            (Range { start: 0, end: 1 }, _) if tensor.shape().len() == 1 => tensor.shape().numel(),
+            (_, Some(&first)) if first > 0 => tensor.shape().numel() / first,
+            _ => 0,
+        };
+        let name = weight.name.clone();
+        let (r, c, label) = (rows.clone(), columns.clone(), name.clone());
+        let produce =
+            move |out: &mut dyn Write| stream(&tensor, width, r.clone(), c.clone(), log2, &label, out);
+        let id = WeightId(self.weights.len());
+        self.weights.push(Weight {
+            name: name.clone(),
+            ty: ty.clone(),
+            source: WeightSource::Stream(Arc::new(produce)),
+        });
+        self.records.push(WeightRecord { tensor: name, rows, columns, log2_scale: log2, shape });
+        self.known.insert(key, id);
+        Ok(Value::Weight(ty, id))
+    }
+}
+
+/// Writes rows and columns of a tensor as fp16, times a power of two; numbers beyond fp16 are an error, not infinity.
+fn stream(
+    tensor: &Tensor,
+    width: usize,
+    rows: Range<usize>,
+    columns: Range<usize>,
+    log2: u32,
+    name: &str,
+    out: &mut dyn Write,
+) -> Result<(), Box<dyn StdError + Send + Sync>> {
+    const FLUSH: usize = 1 << 16;
+    let size = tensor.dtype().size();
+    let scale = f32::powi(2.0, log2 as i32);
+    let mut buffer: Vec<u8> = Vec::with_capacity(FLUSH + 2 * columns.len());
+    for row in rows {
+        let start = (row * width + columns.start) * size;
+        let bytes = &tensor.bytes()[start..start + columns.len() * size];
+        let at = |i: usize| row * width + columns.start + i;
+        match tensor.dtype() {
+            DType::F16 if log2 == 0 => buffer.extend_from_slice(bytes),
+            DType::F16 => {
+                convert(bytes, 2, |b| f16::from_le_bytes([b[0], b[1]]).to_f32() * scale, &mut buffer)
+                    .map_err(|(i, v)| beyond(name, at(i), v, log2))?;
+            }
+            DType::BF16 => {
+                convert(bytes, 2, |b| bf16::from_le_bytes([b[0], b[1]]).to_f32() * scale, &mut buffer)
+                    .map_err(|(i, v)| beyond(name, at(i), v, log2))?;
+            }
+            _ => convert(bytes, 4, |b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]) * scale, &mut buffer)
+                .map_err(|(i, v)| beyond(name, at(i), v, log2))?,
+        }
+        if buffer.len() >= FLUSH {
+            out.write_all(&buffer)?;
+            buffer.clear();
+        }
+    }
+    out.write_all(&buffer)?;
+    Ok(())
+}
+
+fn convert(
+    bytes: &[u8],
+    size: usize,
+    read: impl Fn(&[u8]) -> f32,
+    buffer: &mut Vec<u8>,
+) -> Result<(), (usize, f32)> {
+    for (i, b) in bytes.chunks_exact(size).enumerate() {
+        let value = read(b);
+        let half = f16::from_f32(value);
+        if !half.is_finite() {
+            return Err((i, value));
+        }
+        buffer.extend_from_slice(&half.to_le_bytes());
+    }
+    Ok(())
+}
+
+fn beyond(name: &str, element: usize, value: f32, log2: u32) -> Box<dyn StdError + Send + Sync> {
+    let scaled = if log2 > 0 {
+        format!(" (after scaling by 2^{log2}; switch the rule scale-wide off)")
+    } else {
+        String::new()
+    };
+    format!("element {element} of `{name}` is {value:e}, beyond fp16{scaled}").into()
+}

@@ -1,0 +1,145 @@
+//! Every tiny checkpoint lowers to packages that read back, in every combination of passes and caches.
+
+#![allow(clippy::print_stderr, reason = "a skipped test says so")]
+#![allow(clippy::unwrap_used, reason = "a failed expectation is a failed test")]
+
+use std::path::PathBuf;
+
+use anemone_ane::{CachePlan, Options, Pass, Rules, Silu, lower_chunk, lower_head, plan};
+use anemone_checkpoint::Checkpoint;
+use anemone_mil::{print_program, read_package, write_package};
+
+const DENSE: [&str; 4] =
+    ["lfm2-tiny-tied", "lfm2-tiny-untied-sharded", "lfm3-tiny", "lfm3-tiny-options-sharded"];
+
+fn checkpoint(name: &str) -> Option<Checkpoint> {
+    let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared/fixtures/lfm-tiny").join(name);
+    if !dir.exists() {
+        eprintln!("skipped: shared/fixtures/lfm-tiny/{name} is not present");
+        return None;
+    }
+    Some(Checkpoint::open(&dir).unwrap())
+}
+
+fn keep() -> Option<PathBuf> {
+    #[allow(clippy::disallowed_methods, reason = "lets the validator look at the packages")]
+    std::env::var_os("ANEMONE_KEEP").map(PathBuf::from)
+}
+
+#[test]
+fn every_dense_checkpoint_lowers_and_reads_back() {
+    for name in DENSE {
+        let Some(checkpoint) = checkpoint(name) else { continue };
+        let weights = checkpoint.weights();
+        let stack = anemone_models::load(checkpoint.config(), &*weights).unwrap();
+        for ring in [true, false] {
+            for (kind, passes) in [
+                ("all", vec![Pass::Decode, Pass::Prefill(4), Pass::Prefill(16), Pass::Verify(3)]),
+                ("decode", vec![Pass::Decode]),
+                ("prefill", vec![Pass::Prefill(8)]),
+            ] {
+                let options = Options {
+                    ctx: 64,
+                    passes: passes.clone(),
+                    ring,
+                    layers_per_chunk: Some(3),
+                    ..Options::default()
+                };
+                let plan = plan(&stack, &options).unwrap();
+                let dir = tempfile::tempdir().unwrap();
+                let dir =
+                    keep().map_or(dir.path().to_path_buf(), |k| k.join(format!("{name}-{ring}-{kind}")));
+                std::fs::create_dir_all(&dir).unwrap();
+                for (i, chunk) in plan.chunks.iter().enumerate() {
+                    let (program, records) =
+                        lower_chunk(&stack, &|w| w.load(&*weights), chunk, &options).unwrap();
+                    assert_eq!(records.len(), program.weights.len());
+                    assert_eq!(program.functions.len(), passes.len());
+                    let path = dir.join(format!("chunk_{i}.mlpackage"));
+                    write_package(&program, &path).unwrap();
+                    assert_eq!(
+                        print_program(&read_package(&path).unwrap()).lines().count(),
+                        print_program(&program).lines().count()
+                    );
+                }
+                for (i, rows) in plan.head.iter().enumerate() {
+                    let (program, _) =
+                        lower_head(&stack, &|w| w.load(&*weights), rows.clone(), &options).unwrap();
+                    write_package(&program, &dir.join(format!("head_{i}.mlpackage"))).unwrap();
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn sliding_layers_keep_a_ring_only_when_asked() {
+    let Some(checkpoint) = checkpoint("lfm3-tiny") else { return };
+    let stack = anemone_models::load(checkpoint.config(), &*checkpoint.weights()).unwrap();
+    let rows = |ring| {
+        let options = Options { ctx: 64, ring, ..Options::default() };
+        let plan = plan(&stack, &options).unwrap();
+        let caches = plan.chunks.into_iter().flat_map(|c| c.caches);
+        caches
+            .filter_map(|c| if let CachePlan::Attention { rows, .. } = c { Some(rows) } else { None })
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(rows(true), [64, 8, 64]);
+    assert_eq!(rows(false), [64, 64, 64]);
+}
+
+#[test]
+fn rules_change_the_operations_they_name() {
+    let Some(checkpoint) = checkpoint("lfm3-tiny") else { return };
+    let weights = checkpoint.weights();
+    let stack = anemone_models::load(checkpoint.config(), &*weights).unwrap();
+    let counts = |rules| {
+        let options = Options { ctx: 64, passes: vec![Pass::Decode], rules, ..Options::default() };
+        let plan = plan(&stack, &options).unwrap();
+        let (program, _) = lower_chunk(&stack, &|w| w.load(&*weights), &plan.chunks[0], &options).unwrap();
+        move |op: &str| program.functions["main"].op_counts().get(op).copied().unwrap_or(0)
+    };
+    let none = counts(Rules::none());
+    assert_eq!((none("silu"), none("sigmoid"), none("exp")), (8, 3, 0));
+    let exact = counts(Rules { silu: Silu::Exact, ..Rules::none() });
+    assert_eq!((exact("silu"), exact("sigmoid"), exact("exp"), exact("real_div")), (0, 0, 11, 11));
+    let tanh = counts(Rules { silu: Silu::Tanh, ..Rules::none() });
+    assert_eq!(tanh("tanh"), 8);
+    // The feed-forward width of 96 in two parts: one more convolution for each layer's last map.
+    let split = counts(Rules { split_wide: Some(48), ..Rules::none() });
+    assert_eq!(split("conv"), none("conv") + 8);
+    let scaled = counts(Rules { scale_wide: Some((64, 4)), ..Rules::none() });
+    assert_eq!(scaled("mul"), none("mul") + 8);
+}
+
+#[test]
+fn experts_are_refused_by_name() {
+    let Some(checkpoint) = checkpoint("lfm2-moe-tiny") else { return };
+    let stack = anemone_models::load(checkpoint.config(), &*checkpoint.weights()).unwrap();
+    let error = plan(&stack, &Options { ctx: 64, ..Options::default() }).unwrap_err().to_string();
+    assert!(
+        error.contains("model.layers.2.feed_forward: a mixture of experts cannot be converted"),
+        "{error}"
+    );
+}
+
+#[test]
+fn options_out_of_range_name_their_flag() {
+    let Some(checkpoint) = checkpoint("lfm2-tiny-tied") else { return };
+    let stack = anemone_models::load(checkpoint.config(), &*checkpoint.weights()).unwrap();
+    let say = |options| plan(&stack, &options).unwrap_err().to_string();
+    assert!(say(Options { ctx: 0, ..Options::default() }).contains("--ctx is 0"));
+    assert!(say(Options { ctx: 1 << 30, ..Options::default() }).contains("--ctx"));
+    assert!(say(Options { passes: vec![], ..Options::default() }).contains("no function"));
+    assert!(
+        say(Options { passes: vec![Pass::Prefill(9), Pass::Prefill(9)], ..Options::default() })
+            .contains("prefill_9")
+    );
+    assert!(
+        say(Options { ctx: 64, passes: vec![Pass::Prefill(65)], ..Options::default() }).contains("65 tokens")
+    );
+    assert!(
+        say(Options { ctx: 64, passes: vec![Pass::Decode], head_slices: Some(0), ..Options::default() })
+            .contains("--head-chunks")
+    );
+}
