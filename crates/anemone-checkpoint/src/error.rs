@@ -9,6 +9,16 @@ use crate::text::quote;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// Another store of weights (a bundle) cannot give a tensor.
+    #[error("{store}: tensor `{tensor}` {problem}")]
+    Stored {
+        /// Where the weights lie.
+        store: String,
+        /// Name of the tensor.
+        tensor: String,
+        /// What is wrong and what to do.
+        problem: String,
+    },
     /// The operating system refused an operation on a path.
     #[error("cannot {action} {}: {source}; check that the path exists and is readable", path.display())]
     Io {

@@ -1,0 +1,51 @@
+use std::io;
+use std::path::PathBuf;
+
+/// Why a bundle cannot be written or read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Reading or writing failed.
+    #[error("{}", path.display())]
+    Io {
+        /// File in question.
+        path: PathBuf,
+        /// What the system says.
+        #[source]
+        source: io::Error,
+    },
+    /// The output is there already.
+    #[error("{} exists; choose another place or replace it with --force", .0.display())]
+    Exists(PathBuf),
+    /// The directory is no bundle.
+    #[error("{} is not a bundle: {problem}", path.display())]
+    NotABundle {
+        /// The directory.
+        path: PathBuf,
+        /// What is missing or wrong.
+        problem: String,
+    },
+    /// The bundle was made by another version.
+    #[error("{} has bundle format {found}, this version reads {supported}; convert the model again", path.display())]
+    Version {
+        /// The directory.
+        path: PathBuf,
+        /// Format of the bundle.
+        found: u64,
+        /// Format read here.
+        supported: u64,
+    },
+    /// A file's content is not what the manifest says.
+    #[error("{} differs from the manifest (sha256 {found}, expected {expected}); the bundle is damaged: convert the model again", path.display())]
+    Hash {
+        /// The file or package.
+        path: PathBuf,
+        /// Recorded.
+        expected: String,
+        /// Found.
+        found: String,
+    },
+    /// A package cannot be written or read.
+    #[error(transparent)]
+    Mil(#[from] anemone_mil::Error),
+}

@@ -1,0 +1,23 @@
+//! A converted model on disk: Core ML packages, host weights, tokenizer files and a manifest that says what is where.
+//!
+//! A [`Writer`] builds the directory beside its place, writes the manifest last and renames it when complete, so that an
+//! interrupted conversion leaves nothing that loads. A [`Bundle`] reads it back; [`BundleWeights`] gives the checkpoint's own
+//! tensors from the packages' weight files, for the native engine.
+//!
+//! The crate does not know how a bundle runs.
+
+mod bundle;
+mod error;
+mod hash;
+mod manifest;
+mod weights;
+mod writer;
+
+pub use bundle::Bundle;
+pub use error::Error;
+pub use hash::{file_sha256, package_sha256};
+pub use manifest::{
+    FORMAT, FORMAT_VERSION, FunctionEntry, HostTensor, Manifest, PackageEntry, Piece, Port, Role, Source,
+};
+pub use weights::BundleWeights;
+pub use writer::Writer;

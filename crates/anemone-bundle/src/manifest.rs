@@ -1,0 +1,115 @@
+use std::collections::BTreeMap;
+
+use anemone_ane::{Options, Plan, WeightRecord};
+use serde::{Deserialize, Serialize};
+
+/// `format` of a manifest.
+pub const FORMAT: &str = "anemone-bundle";
+/// `format_version` written and read here.
+pub const FORMAT_VERSION: u64 = 1;
+
+/// `manifest.json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// [`FORMAT`].
+    pub format: String,
+    /// [`FORMAT_VERSION`].
+    pub format_version: u64,
+    /// Version of the program that wrote it.
+    pub written_by: String,
+    /// What was converted.
+    pub source: Source,
+    /// Choices of the conversion, arithmetic rules included.
+    pub options: Options,
+    /// How the stack was cut.
+    pub plan: Plan,
+    /// Packages, chunks first, then head slices.
+    pub packages: Vec<PackageEntry>,
+    /// Tensors the host reads itself.
+    pub host: BTreeMap<String, HostTensor>,
+    /// Where each checkpoint tensor is stored.
+    pub weights: BTreeMap<String, Vec<Piece>>,
+    /// SHA-256 of every other file, by name.
+    pub files: BTreeMap<String, String>,
+}
+
+/// A converted checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Source {
+    /// Directory or hub name.
+    pub name: String,
+    /// `model_type` of its config.
+    pub model_type: String,
+    /// SHA-256 of its weight files and config, by file name.
+    pub sha256: BTreeMap<String, String>,
+}
+
+/// What a package does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// A run of layers.
+    Chunk,
+    /// A slice of the output head.
+    Head,
+}
+
+/// One package.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PackageEntry {
+    /// Directory name.
+    pub file: String,
+    /// What it does.
+    pub role: Role,
+    /// Its functions by name.
+    pub functions: BTreeMap<String, FunctionEntry>,
+    /// Bytes of its weight file.
+    pub weight_bytes: u64,
+    /// SHA-256 over its files, see [`crate::package_sha256`].
+    pub sha256: String,
+}
+
+/// Inputs and outputs of a function.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FunctionEntry {
+    /// In order.
+    pub inputs: Vec<Port>,
+    /// In order.
+    pub outputs: Vec<Port>,
+}
+
+/// One input or output.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Port {
+    /// Its name.
+    pub name: String,
+    /// Element type as MIL writes it.
+    pub dtype: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+}
+
+/// A tensor in a file of its own.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostTensor {
+    /// File name.
+    pub file: String,
+    /// Element type, `F16`.
+    pub dtype: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+}
+
+/// Part of a checkpoint tensor in a package's weight file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Piece {
+    /// Directory name of the package.
+    pub package: String,
+    /// Offset of its record.
+    pub offset: u64,
+    /// Element type as MIL writes it.
+    pub dtype: String,
+    /// Which part, in which shape, at which scale.
+    #[serde(flatten)]
+    pub record: WeightRecord,
+}

@@ -1,0 +1,180 @@
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use anemone_ane::{Options, Plan, WeightRecord};
+use anemone_mil::{Program, Type, write_package};
+use anemone_tensor::{DType, Tensor};
+use half::{bf16, f16};
+use sha2::{Digest, Sha256};
+
+use crate::hash::hex;
+use crate::manifest::{
+    FORMAT, FORMAT_VERSION, FunctionEntry, HostTensor, Manifest, PackageEntry, Piece, Port, Role, Source,
+};
+use crate::{Error, package_sha256};
+
+/// Builds a bundle beside its place; nothing loads before [`Writer::finish`].
+#[derive(Debug)]
+pub struct Writer {
+    out: PathBuf,
+    building: PathBuf,
+    force: bool,
+    packages: Vec<PackageEntry>,
+    host: BTreeMap<String, HostTensor>,
+    weights: BTreeMap<String, Vec<Piece>>,
+    files: BTreeMap<String, String>,
+}
+
+impl Writer {
+    /// Starts a bundle for `out`; an existing one is replaced at the end when `force` is set.
+    pub fn create(out: &Path, force: bool) -> Result<Self, Error> {
+        if out.exists() && !force {
+            return Err(Error::Exists(out.to_path_buf()));
+        }
+        let mut name = std::ffi::OsString::from(".");
+        name.push(out.file_name().unwrap_or_default());
+        name.push(".unfinished");
+        let building = out.with_file_name(name);
+        if building.exists() {
+            fs::remove_dir_all(&building).map_err(|e| io(&building, e))?;
+        }
+        fs::create_dir_all(&building).map_err(|e| io(&building, e))?;
+        Ok(Self {
+            out: out.to_path_buf(),
+            building,
+            force,
+            packages: Vec::new(),
+            host: BTreeMap::new(),
+            weights: BTreeMap::new(),
+            files: BTreeMap::new(),
+        })
+    }
+
+    /// Writes a package; `records` say where each of the program's weights comes from.
+    pub fn package(
+        &mut self,
+        file: &str,
+        role: Role,
+        program: &Program,
+        records: Vec<WeightRecord>,
+    ) -> Result<(), Error> {
+        let path = self.building.join(file);
+        let report = write_package(program, &path)?;
+        for ((weight, record), offset) in program.weights.iter().zip(records).zip(&report.offsets) {
+            let dtype = weight.ty.dtype.to_string();
+            let piece = Piece { package: file.into(), offset: *offset, dtype, record };
+            self.weights.entry(piece.record.tensor.clone()).or_default().push(piece);
+        }
+        let port = |f: &anemone_mil::Function, id: &anemone_mil::VarId| {
+            let var = f.var(*id);
+            let ty: &Type = &var.ty;
+            Port {
+                name: var.name.clone(),
+                dtype: ty.tensor().dtype.to_string(),
+                shape: ty.tensor().shape.clone(),
+            }
+        };
+        let functions = program.functions.values().map(|f| {
+            let inputs = f.inputs.iter().map(|id| port(f, id)).collect();
+            let outputs = f.outputs.iter().map(|id| port(f, id)).collect();
+            (f.name.clone(), FunctionEntry { inputs, outputs })
+        });
+        self.packages.push(PackageEntry {
+            file: file.into(),
+            role,
+            functions: functions.collect(),
+            weight_bytes: report.weight_bytes,
+            sha256: package_sha256(&path)?,
+        });
+        Ok(())
+    }
+
+    /// Writes a tensor the host reads itself, as fp16.
+    pub fn host_tensor(&mut self, name: &str, tensor: &Tensor) -> Result<(), Error> {
+        let file = format!("{name}.f16");
+        let path = self.building.join(&file);
+        let mut hash = Sha256::new();
+        let mut out = BufWriter::with_capacity(1 << 20, File::create(&path).map_err(|e| io(&path, e))?);
+        let mut buffer = Vec::with_capacity(1 << 20);
+        let size = tensor.dtype().size();
+        for (chunk_idx, chunk) in tensor.bytes().chunks(size << 18).enumerate() {
+            buffer.clear();
+            for (i, b) in chunk.chunks_exact(size).enumerate() {
+                let value = match tensor.dtype() {
+                    DType::F16 => f16::from_le_bytes([b[0], b[1]]),
+                    DType::BF16 => f16::from_f32(bf16::from_le_bytes([b[0], b[1]]).to_f32()),
+                    _ => f16::from_f32(f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
+                };
+                if !value.is_finite() {
+                    let element = (chunk_idx << 18) + i;
+                    let problem = format!(
+                        "element {element} of `{name}` is beyond fp16; this model cannot be converted"
+                    );
+                    return Err(Error::NotABundle { path: self.building.clone(), problem });
+                }
+                buffer.extend_from_slice(&value.to_le_bytes());
+            }
+            hash.update(&buffer);
+            out.write_all(&buffer).map_err(|e| io(&path, e))?;
+        }
+        out.flush().map_err(|e| io(&path, e))?;
+        self.files.insert(file.clone(), hex(&hash.finalize()));
+        let shape = tensor.shape().to_vec();
+        self.host.insert(name.into(), HostTensor { file, dtype: DType::F16.name().into(), shape });
+        Ok(())
+    }
+
+    /// Writes a small file: tokenizer, template, configs.
+    pub fn file(&mut self, name: &str, bytes: &[u8]) -> Result<(), Error> {
+        let path = self.building.join(name);
+        fs::write(&path, bytes).map_err(|e| io(&path, e))?;
+        self.files.insert(name.into(), hex(&Sha256::digest(bytes)));
+        Ok(())
+    }
+
+    /// Writes the manifest and puts the bundle in its place.
+    pub fn finish(
+        mut self,
+        source: Source,
+        options: &Options,
+        plan: &Plan,
+        written_by: &str,
+    ) -> Result<Manifest, Error> {
+        let manifest = Manifest {
+            format: FORMAT.into(),
+            format_version: FORMAT_VERSION,
+            written_by: written_by.into(),
+            source,
+            options: options.clone(),
+            plan: plan.clone(),
+            packages: std::mem::take(&mut self.packages),
+            host: std::mem::take(&mut self.host),
+            weights: std::mem::take(&mut self.weights),
+            files: std::mem::take(&mut self.files),
+        };
+        let path = self.building.join("manifest.json");
+        let text = serde_json::to_string_pretty(&manifest).map_err(|e| io(&path, e.into()))?;
+        fs::write(&path, text + "\n").map_err(|e| io(&path, e))?;
+        if self.out.exists() {
+            if !self.force {
+                return Err(Error::Exists(self.out.clone()));
+            }
+            fs::remove_dir_all(&self.out).map_err(|e| io(&self.out, e))?;
+        }
+        fs::rename(&self.building, &self.out).map_err(|e| io(&self.out, e))?;
+        Ok(manifest)
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        // After `finish` the directory has moved and there is nothing here; after a failure it goes.
+        let _ = fs::remove_dir_all(&self.building);
+    }
+}
+
+fn io(path: &Path, source: std::io::Error) -> Error {
+    Error::Io { path: path.to_path_buf(), source }
+}
