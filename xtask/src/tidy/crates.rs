@@ -11,7 +11,7 @@ const MAY_USE: [(&str, &[&str]); 15] = [
     ("mil", &["tensor"]),
     ("ane", &["tensor", "models", "mil"]),
     ("palettize", &["tensor", "kernels"]),
-    ("bundle", &["tensor", "checkpoint", "mil", "palettize"]),
+    ("bundle", &["tensor", "checkpoint", "mil", "ane", "palettize"]),
     ("emulator", &["tensor", "kernels", "mil", "bundle"]),
     ("coreml", &["tensor", "mil", "bundle"]),
     ("cpu", &["tensor", "kernels", "checkpoint", "models", "palettize", "bundle"]),
