@@ -20,7 +20,7 @@ pub enum Error {
         problem: String,
     },
     /// The operating system refused an operation on a path.
-    #[error("cannot {action} {}: {source}; check that the path exists and is readable", path.display())]
+    #[error("cannot {action} {}: {source}; {}", path.display(), io_remedy(source))]
     Io {
         /// What was attempted, as a verb.
         action: &'static str,
@@ -397,6 +397,16 @@ pub enum Error {
         /// Expected and found.
         problem: String,
     },
+}
+
+fn io_remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "make room there and run the command again"
+        }
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => "check the permissions",
+        _ => "check that the path exists and is readable",
+    }
 }
 
 fn for_tensor(tensor: Option<&String>) -> String {

@@ -172,10 +172,12 @@ impl Hub {
                 progress(Progress { file, number: i + 1, count: absent.len(), done, total: meta.size });
             };
             let blob = cache.blob(&meta.etag);
-            if blob.metadata().is_ok_and(|m| m.len() == meta.size) {
+            let present = || blob.metadata().is_ok_and(|m| m.len() == meta.size);
+            let lock = if present() { None } else { Some(cache.lock(&meta.etag)?) };
+            // Another process may have finished it just before the lock was had.
+            if lock.is_none() || present() {
                 report(meta.size);
             } else {
-                let _lock = cache.lock(&meta.etag)?;
                 let partial = cache.partial(&meta.etag);
                 client.download(commit, file, &meta, &partial, self.retries, &mut report)?;
                 cache::rename(&partial, &blob)?;
