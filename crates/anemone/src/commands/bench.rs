@@ -54,7 +54,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = RangedU64ValueParser::<usize>::new().range(0..=1 << 20), allow_negative_numbers = true)]
     probe_mib: usize,
     /// Seed of the token ids
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
     seed: u64,
     /// Draw the rates into an SVG file
     #[arg(long, value_name = "FILE")]

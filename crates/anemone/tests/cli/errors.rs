@@ -2,7 +2,7 @@ use crate::support::{Copy, anemone, anemone_with, command};
 
 #[test]
 fn bad_arguments_name_the_flag() {
-    let usage: [(&[&str], &[&str]); 19] = [
+    let usage: [(&[&str], &[&str]); 20] = [
         (&["run", "--ctx", "0"], &["--ctx", "'0'", "1.."]),
         (&["run", "--ctx", "-5"], &["--ctx", "-5"]),
         (&["run", "--ctx", "99999999999999999999999"], &["--ctx"]),
@@ -15,6 +15,7 @@ fn bad_arguments_name_the_flag() {
         (&["run", "--repetition-penalty", "0"], &["--repetition-penalty", "from 0.001"]),
         (&["run", "--frequency-penalty", "3"], &["--frequency-penalty", "from -2 to 2"]),
         (&["run", "--seed", "x"], &["--seed"]),
+        (&["bench", "--seed", "-1"], &["--seed", "-1"]),
         (&["run", "--greedy", "--temperature", "1"], &["--greedy", "--temperature"]),
         (&["run", "--prompt", "a", "--stdin"], &["--prompt", "--stdin"]),
         (&["run", "--engine", "gpu"], &["--engine", "cpu, coreml, emulator"]),

@@ -1,11 +1,12 @@
 //! The built `anemone` binary, run as a user runs it.
 
-#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "helpers of tests fail like tests")]
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 
 mod chat;
 mod errors;
 mod forward;
 mod goldens;
+mod hub;
 mod reports;
 mod run;
 mod streams;

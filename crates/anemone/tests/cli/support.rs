@@ -97,7 +97,8 @@ pub(crate) fn assets() -> PathBuf {
 pub(crate) fn shared(name: &str) -> Option<PathBuf> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared").join(name);
     if !path.is_dir() {
-        eprintln!("skipped: shared/ not present");
+        // Not `eprintln!`, which the test runner swallows.
+        let _ = writeln!(std::io::stderr(), "skipped: shared/{name} is not present");
         return None;
     }
     Some(path)

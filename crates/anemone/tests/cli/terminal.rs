@@ -26,7 +26,8 @@ impl Terminal {
         script.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let available = Command::new("script").arg("--version").stdout(Stdio::null()).status();
         if !available.is_ok_and(|status| status.success()) {
-            eprintln!("skipped: no `script` tool");
+            // Not `eprintln!`, which the test runner swallows.
+            let _ = writeln!(std::io::stderr(), "skipped: no `script` tool");
             return None;
         }
         let mut child = script.spawn().unwrap();
