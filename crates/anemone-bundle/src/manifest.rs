@@ -27,6 +27,8 @@ pub struct Manifest {
     pub packages: Vec<PackageEntry>,
     /// Tensors the host reads itself.
     pub host: BTreeMap<String, HostTensor>,
+    /// Shape of each checkpoint tensor the model uses.
+    pub tensors: BTreeMap<String, Vec<usize>>,
     /// Where each checkpoint tensor is stored.
     pub weights: BTreeMap<String, Vec<Piece>>,
     /// SHA-256 of every other file, by name.

@@ -21,8 +21,10 @@ pub struct BundleWeights {
 }
 
 impl BundleWeights {
-    /// Maps the weight files of a bundle. `shapes` are those of the model's tensors, from its description.
-    pub fn open(bundle: &Bundle, shapes: BTreeMap<String, Shape>) -> Result<Self, Error> {
+    /// Maps the weight files of a bundle.
+    pub fn open(bundle: &Bundle) -> Result<Self, Error> {
+        let tensors = &bundle.manifest().tensors;
+        let shapes = tensors.iter().map(|(name, shape)| (name.clone(), Shape::new(shape.clone()))).collect();
         let mut blobs = BTreeMap::new();
         for package in &bundle.manifest().packages {
             let path = bundle.path(&package.file).join("Data/com.apple.CoreML/weights/weight.bin");

@@ -140,6 +140,7 @@ impl Writer {
         source: Source,
         options: &Options,
         plan: &Plan,
+        tensors: BTreeMap<String, Vec<usize>>,
         written_by: &str,
     ) -> Result<Manifest, Error> {
         let manifest = Manifest {
@@ -151,6 +152,7 @@ impl Writer {
             plan: plan.clone(),
             packages: std::mem::take(&mut self.packages),
             host: std::mem::take(&mut self.host),
+            tensors,
             weights: std::mem::take(&mut self.weights),
             files: std::mem::take(&mut self.files),
         };

@@ -10,6 +10,7 @@
 mod blob;
 mod builder;
 mod error;
+mod executor;
 mod package;
 mod print;
 mod program;
@@ -22,6 +23,7 @@ pub mod proto;
 pub use blob::{BlobReader, BlobWriter, pack_bits, unpack_bits};
 pub use builder::{FunctionBuilder, identifier};
 pub use error::Error;
+pub use executor::{Array, Executable, Executor, ExecutorError, Signature, States};
 pub use package::{Report, read_package, write_package};
 pub use print::print_program;
 pub use program::{Arg, Function, Op, Program, Var, VarId};

@@ -23,6 +23,7 @@ mod error;
 #[cfg(test)]
 mod fake;
 mod generate;
+mod graph;
 mod message;
 mod sampler;
 mod stop;
@@ -37,6 +38,7 @@ pub use error::{Error, Result};
 pub use generate::{
     Event, FinishReason, GenerateOptions, Generation, LengthLimit, StopCause, Timings, Usage, generate,
 };
+pub use graph::{ChunkTap, GraphEngine};
 pub use message::Message;
 pub use sampler::{History, Sampled, Sampler, SamplingParams, SamplingPreset};
 pub use stop::{StopMatcher, Stopped};

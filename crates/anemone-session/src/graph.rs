@@ -1,0 +1,387 @@
+//! A bundle as an engine: chunks, caches, masks and head slices over any [`Executor`].
+//!
+//! A pass takes a fixed number of tokens. A prompt is cut into the largest passes that fit; what is left is padded to the
+//! smallest pass that holds it, and read at its true end. Rows of a pass enter the caches only when the next pass begins or the
+//! sequence steps back, so that any prefix of the latest pass can be kept.
+
+mod caches;
+mod masks;
+
+use std::collections::BTreeMap;
+
+use anemone_ane::{ChunkPlan, Pass};
+use anemone_bundle::{Bundle, BundleWeights, Role};
+use anemone_mil::{Array, Executable, Executor, States};
+use anemone_models::{Mixer, Rope, Stack};
+use anemone_tensor::Tensor;
+use half::f16;
+
+use crate::{Engine, EngineError};
+use caches::Caches;
+
+/// Receives the stream after each chunk: a name and `[1, hidden, 1, tokens]`, with the true number of tokens.
+pub type ChunkTap<'a> = &'a mut dyn FnMut(&str, &Array, usize);
+
+/// Runs a bundle through an executor.
+pub struct GraphEngine {
+    stack: Stack,
+    ctx: usize,
+    bundle: Bundle,
+    executor: Box<dyn Executor>,
+    embedding: Tensor,
+    chunks: Vec<Chunk>,
+    heads: Vec<Head>,
+    ropes: Vec<(Rope, Vec<f32>)>,
+    passes: Vec<Pass>,
+    caches: Caches,
+    /// Tokens in the caches; the latest pass may hold more.
+    committed: usize,
+    pending: Option<Pending>,
+    logits: Vec<f32>,
+    states: States,
+}
+
+struct Chunk {
+    plan: ChunkPlan,
+    file: String,
+    functions: BTreeMap<Pass, Box<dyn Executable>>,
+}
+
+struct Head {
+    file: String,
+    functions: BTreeMap<usize, Box<dyn Executable>>,
+}
+
+/// The latest pass: its new cache rows and how many of them count.
+struct Pending {
+    tokens: usize,
+    rows: Vec<BTreeMap<String, Array>>,
+}
+
+impl GraphEngine {
+    /// Opens a bundle; functions are loaded when first used.
+    pub fn new(bundle: Bundle, executor: Box<dyn Executor>) -> Result<Self, EngineError> {
+        let config = bundle.file("config.json").map_err(EngineError::new)?;
+        let config = config
+            .ok_or_else(|| EngineError::new("the bundle has no config.json; convert the model again"))?;
+        let config = serde_json::from_slice(&config).map_err(EngineError::new)?;
+        let weights = BundleWeights::open(&bundle).map_err(EngineError::new)?;
+        let stack = anemone_models::load(&config, &weights).map_err(EngineError::new)?;
+        let manifest = bundle.manifest().clone();
+        let files = |role| manifest.packages.iter().filter(move |p| p.role == role).map(|p| p.file.clone());
+        let chunks: Vec<Chunk> = files(Role::Chunk)
+            .zip(manifest.plan.chunks.clone())
+            .map(|(file, plan)| Chunk { plan, file, functions: BTreeMap::new() })
+            .collect();
+        let heads: Vec<Head> =
+            files(Role::Head).map(|file| Head { file, functions: BTreeMap::new() }).collect();
+        if chunks.len() != manifest.plan.chunks.len() || heads.len() != manifest.plan.head.len() {
+            return Err(EngineError::new(
+                "the bundle's packages do not follow its plan; convert the model again",
+            ));
+        }
+        let mut passes = manifest.options.passes.clone();
+        passes.sort_by_key(|p| p.tokens());
+        let embedding = bundle.host_tensor("embedding").map_err(EngineError::new)?;
+        let caches = Caches::new(chunks.iter().flat_map(|c| &c.plan.caches));
+        Ok(Self {
+            ropes: distinct_ropes(&stack),
+            ctx: manifest.options.ctx,
+            stack,
+            bundle,
+            executor,
+            embedding,
+            chunks,
+            heads,
+            passes,
+            caches,
+            committed: 0,
+            pending: None,
+            logits: Vec::new(),
+            states: States::new(),
+        })
+    }
+
+    /// The description of the model.
+    pub fn stack(&self) -> &Stack {
+        &self.stack
+    }
+
+    /// The bundle.
+    pub fn bundle(&self) -> &Bundle {
+        &self.bundle
+    }
+
+    /// [`Engine::feed_all`] that also shows the stream after every chunk.
+    pub fn feed_tapped(&mut self, tokens: &[u32], tap: ChunkTap<'_>) -> Result<&[f32], EngineError> {
+        self.run(tokens, true, Some(tap))
+    }
+
+    fn run(
+        &mut self,
+        tokens: &[u32],
+        all: bool,
+        mut tap: Option<ChunkTap<'_>>,
+    ) -> Result<&[f32], EngineError> {
+        self.check(tokens)?;
+        let vocab = self.stack.vocab_size;
+        self.logits.clear();
+        let mut rest = tokens;
+        while !rest.is_empty() {
+            let pass = self.choose(rest.len())?;
+            let n = pass.tokens().min(rest.len());
+            let (now, later) = rest.split_at(n);
+            self.commit(usize::MAX);
+            let hidden = self.pass(pass, now, &mut tap)?;
+            if all {
+                self.head(&hidden, 0, n)?;
+            } else if later.is_empty() {
+                self.head(&hidden, n - 1, 1)?;
+            }
+            rest = later;
+        }
+        let rows = if all { tokens.len() } else { 1 };
+        debug_assert_eq!(self.logits.len(), rows * vocab);
+        Ok(&self.logits)
+    }
+
+    fn check(&self, tokens: &[u32]) -> Result<(), EngineError> {
+        let (vocab, needed) = (self.stack.vocab_size, self.position() + tokens.len());
+        if tokens.is_empty() {
+            return Err(EngineError::new("no tokens to run; give at least one"));
+        }
+        if let Some(id) = tokens.iter().find(|t| **t as usize >= vocab) {
+            return Err(EngineError::new(format!("token id {id} is outside the vocabulary of {vocab} rows")));
+        }
+        if needed > self.ctx {
+            return Err(EngineError::new(format!(
+                "{needed} tokens do not fit the bundle's context of {}; shorten the prompt or convert with a larger --ctx",
+                self.ctx
+            )));
+        }
+        Ok(())
+    }
+
+    /// The largest pass that `left` tokens fill, or else the smallest that holds them.
+    fn choose(&self, left: usize) -> Result<Pass, EngineError> {
+        let filled = self.passes.iter().rev().find(|p| p.tokens() <= left);
+        let padded = self.passes.iter().find(|p| p.tokens() >= left);
+        // A single decode step is worth it only for a single token; more are padded.
+        let pass = match (filled, padded) {
+            (Some(f), Some(p)) if f.tokens() == 1 && left > 1 => p,
+            (Some(f), _) => f,
+            (None, Some(p)) => p,
+            (None, None) => {
+                return Err(EngineError::new("the bundle has no functions; convert the model again"));
+            }
+        };
+        Ok(*pass)
+    }
+
+    /// Runs the chunks over tokens padded to the pass; gives the last hidden states.
+    fn pass(
+        &mut self,
+        pass: Pass,
+        tokens: &[u32],
+        tap: &mut Option<ChunkTap<'_>>,
+    ) -> Result<Array, EngineError> {
+        let (width, start, hidden) = (pass.tokens(), self.committed, self.stack.hidden_size);
+        let mut x = self.embed(tokens, width);
+        let mut shared: BTreeMap<String, Array> = BTreeMap::new();
+        for (i, (rope, frequencies)) in self.ropes.iter().enumerate() {
+            let (cos, sin) = masks::rotation(frequencies, rope.dim / 2, start, width);
+            shared.insert(format!("cos_{i}"), cos);
+            shared.insert(format!("sin_{i}"), sin);
+        }
+        for plan in self.chunks.iter().flat_map(|c| &c.plan.caches) {
+            if let Some((name, mask)) = masks::mask(plan, start, width) {
+                shared.entry(name).or_insert(mask);
+            }
+        }
+        if let Some(tap) = tap {
+            tap("model.embed_tokens", &x, tokens.len());
+        }
+        let mut rows = Vec::new();
+        for chunk in &mut self.chunks {
+            let name = if self.passes.len() == 1 { "main".into() } else { pass.name() };
+            let function =
+                load(&mut *self.executor, &self.bundle, &chunk.file, &name, &mut chunk.functions, pass)?;
+            let signature = function.signature().clone();
+            let mut inputs: Vec<(&str, &Array)> = Vec::new();
+            for (name, _) in &signature.inputs {
+                let array = match name.as_str() {
+                    "hidden" => Some(&x),
+                    name => shared.get(name).or_else(|| self.caches.get(name)),
+                };
+                let array = array
+                    .ok_or_else(|| EngineError::new(format!("{}: unknown input `{name}`", chunk.file)))?;
+                inputs.push((name, array));
+            }
+            let outputs = function.predict(&inputs, &mut self.states).map_err(EngineError::new)?;
+            let mut named: BTreeMap<String, Array> =
+                signature.outputs.iter().map(|(name, _)| name.clone()).zip(outputs).collect();
+            x = named
+                .remove("hidden_out")
+                .filter(|a| a.shape == [1, hidden, 1, width])
+                .ok_or_else(|| EngineError::new(format!("{}: gives no `hidden_out`", chunk.file)))?;
+            if let Some(tap) = tap {
+                tap(&format!("model.layers.{}", chunk.plan.layers.end - 1), &x, tokens.len());
+            }
+            rows.push(named);
+        }
+        self.pending = Some(Pending { tokens: tokens.len(), rows });
+        Ok(x)
+    }
+
+    /// Appends the logits of `count` columns of the last hidden states from `first`.
+    fn head(&mut self, hidden: &Array, first: usize, count: usize) -> Result<(), EngineError> {
+        let width = hidden.shape[3];
+        let verify = self.passes.iter().any(|p| *p == Pass::Verify(width));
+        let spans: Vec<(usize, usize)> = if count > 1 && verify {
+            vec![(0, width)]
+        } else {
+            (first..first + count).map(|c| (c, 1)).collect()
+        };
+        let several = self.passes.iter().any(|p| matches!(p, Pass::Verify(_)));
+        for (start, columns) in spans {
+            let input = take_columns(hidden, start, columns);
+            let take = columns.min(count);
+            let base = self.logits.len();
+            self.logits.resize(base + take * self.stack.vocab_size, 0.0);
+            let mut row = 0;
+            for head in &mut self.heads {
+                let pass = if columns == 1 { Pass::Decode } else { Pass::Verify(columns) };
+                let name = if several { pass.name() } else { "main".into() };
+                let function =
+                    load(&mut *self.executor, &self.bundle, &head.file, &name, &mut head.functions, columns)?;
+                let out =
+                    function.predict(&[("hidden", &input)], &mut self.states).map_err(EngineError::new)?;
+                let out = out.first().filter(|a| a.shape.len() == 4 && a.shape[3] == columns);
+                let out = out.ok_or_else(|| EngineError::new(format!("{}: gives no logits", head.file)))?;
+                let rows = out.shape[1];
+                for r in 0..rows {
+                    for c in 0..take {
+                        self.logits[base + c * self.stack.vocab_size + row + r] = out.data[r * columns + c];
+                    }
+                }
+                row += rows;
+            }
+        }
+        Ok(())
+    }
+
+    fn embed(&self, tokens: &[u32], width: usize) -> Array {
+        let hidden = self.stack.hidden_size;
+        let mut x = Array::zeros(&[1, hidden, 1, width]);
+        for (t, &token) in tokens.iter().enumerate() {
+            let at = token as usize * hidden * 2;
+            for (c, b) in self.embedding.bytes()[at..at + hidden * 2].chunks_exact(2).enumerate() {
+                x.data[c * width + t] = f16::from_le_bytes([b[0], b[1]]).to_f32();
+            }
+        }
+        x
+    }
+
+    /// Moves up to `most` rows of the latest pass into the caches.
+    fn commit(&mut self, most: usize) {
+        if let Some(pending) = self.pending.take() {
+            let count = pending.tokens.min(most);
+            for rows in &pending.rows {
+                self.caches.append(rows, self.committed, count);
+            }
+            self.committed += count;
+        }
+    }
+}
+
+impl Engine for GraphEngine {
+    fn vocab_size(&self) -> usize {
+        self.stack.vocab_size
+    }
+
+    fn context_len(&self) -> usize {
+        self.ctx
+    }
+
+    fn position(&self) -> usize {
+        self.committed + self.pending.as_ref().map_or(0, |p| p.tokens)
+    }
+
+    fn feed(&mut self, tokens: &[u32]) -> Result<&[f32], EngineError> {
+        self.run(tokens, false, None)
+    }
+
+    fn feed_all(&mut self, tokens: &[u32]) -> Result<&[f32], EngineError> {
+        self.run(tokens, true, None)
+    }
+
+    fn nearest(&self, position: usize) -> usize {
+        if position >= self.committed { position.min(self.position()) } else { 0 }
+    }
+
+    fn rewind(&mut self, position: usize) -> Result<(), EngineError> {
+        if position == 0 {
+            self.reset();
+            return Ok(());
+        }
+        if position < self.committed || position > self.position() {
+            let (from, to) = (self.committed, self.position());
+            return Err(EngineError::new(format!(
+                "cannot go back to {position}; the latest pass covers {from} to {to}"
+            )));
+        }
+        self.commit(position - self.committed);
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.pending = None;
+        self.committed = 0;
+        self.caches.clear();
+        self.states.clear();
+    }
+}
+
+impl std::fmt::Debug for GraphEngine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "GraphEngine({}, {} tokens)", self.bundle.dir().display(), self.position())
+    }
+}
+
+fn load<'a, K: Ord>(
+    executor: &mut dyn Executor,
+    bundle: &Bundle,
+    file: &str,
+    name: &str,
+    loaded: &'a mut BTreeMap<K, Box<dyn Executable>>,
+    key: K,
+) -> Result<&'a mut Box<dyn Executable>, EngineError> {
+    match loaded.entry(key) {
+        std::collections::btree_map::Entry::Occupied(e) => Ok(e.into_mut()),
+        std::collections::btree_map::Entry::Vacant(e) => {
+            Ok(e.insert(executor.load(&bundle.path(file), name).map_err(EngineError::new)?))
+        }
+    }
+}
+
+fn take_columns(x: &Array, start: usize, count: usize) -> Array {
+    let width = x.shape[3];
+    if (start, count) == (0, width) {
+        return x.clone();
+    }
+    let rows = x.data.chunks_exact(width).flat_map(|r| &r[start..start + count]);
+    Array { shape: vec![1, x.shape[1], 1, count], data: rows.copied().collect() }
+}
+
+/// The stack's rotations in order of first use, with their frequencies.
+fn distinct_ropes(stack: &Stack) -> Vec<(Rope, Vec<f32>)> {
+    let mut ropes: Vec<(Rope, Vec<f32>)> = Vec::new();
+    for block in &stack.blocks {
+        if let Mixer::Attention(a) = &block.mixer
+            && !ropes.iter().any(|(r, _)| *r == a.rope)
+        {
+            ropes.push((a.rope, a.rope.frequencies()));
+        }
+    }
+    ropes
+}
