@@ -86,19 +86,6 @@ impl ChatTemplate {
         Self::new(FALLBACK, tokens)
     }
 
-    /// The template kept in `tokenizer_config.json`: the value of `chat_template`, or of a list the entry that is
-    /// called `default`.
-    pub fn source_in_config(config: &Map<String, Value>) -> Option<&str> {
-        match config.get("chat_template")? {
-            Value::String(source) => Some(source),
-            Value::Array(named) => {
-                let default = named.iter().find(|entry| entry.get("name") == Some(&"default".into()))?;
-                default.get("template")?.as_str()
-            }
-            _ => None,
-        }
-    }
-
     /// The template's text.
     pub fn source(&self) -> &str {
         &self.source

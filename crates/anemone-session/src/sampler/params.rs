@@ -1,5 +1,3 @@
-use serde_json::{Map, Value};
-
 use crate::{Error, Result};
 
 /// How tokens are drawn. The default draws from the model's own distribution.
@@ -88,44 +86,6 @@ impl SamplingParams {
         Self { temperature: 0.0, ..Self::default() }
     }
 
-    /// Takes over what a `generation_config.json` says; errors on a value of the wrong type or range.
-    ///
-    /// Keys that are missing or null change nothing; `do_sample: false` sets the temperature to 0.
-    pub fn apply_generation_config(&mut self, config: &Map<String, Value>) -> Result<()> {
-        let number = |field: &'static str| match config.get(field) {
-            None | Some(Value::Null) => Ok(None),
-            Some(value) => value.as_f64().map(Some).ok_or_else(|| Error::Sampling {
-                field,
-                value: value.to_string(),
-                allowed: "a number",
-            }),
-        };
-        let set = |field, target: &mut f32| -> Result<()> {
-            if let Some(value) = number(field)? {
-                *target = value as f32;
-            }
-            Ok(())
-        };
-        set("temperature", &mut self.temperature)?;
-        set("top_p", &mut self.top_p)?;
-        set("min_p", &mut self.min_p)?;
-        set("repetition_penalty", &mut self.repetition_penalty)?;
-        if let Some(k) = number("top_k")? {
-            if k < 0.0 || k.fract() != 0.0 {
-                return Err(Error::Sampling {
-                    field: "top_k",
-                    value: k.to_string(),
-                    allowed: "whole, 0 or more",
-                });
-            }
-            self.top_k = k as usize;
-        }
-        if config.get("do_sample") == Some(&Value::Bool(false)) {
-            self.temperature = 0.0;
-        }
-        self.validate()
-    }
-
     /// Checks every field against its range.
     pub fn validate(&self) -> Result<()> {
         let fields = [
@@ -199,19 +159,6 @@ mod tests {
             SamplingPreset::Lfm3,
         ] {
             assert!(preset.params().validate().is_ok());
-        }
-    }
-
-    #[test]
-    fn generation_config_overrides() {
-        let config = |json: &str| serde_json::from_str::<Map<String, Value>>(json).unwrap();
-        let mut p = SamplingPreset::Lfm2.params();
-        p.apply_generation_config(&config(r#"{"temperature": 0.7, "top_k": 20, "min_p": null}"#)).unwrap();
-        assert_eq!((p.temperature, p.top_k, p.min_p), (0.7, 20, 0.15));
-        p.apply_generation_config(&config(r#"{"do_sample": false}"#)).unwrap();
-        assert_eq!(p.temperature, 0.0);
-        for bad in [r#"{"top_k": -1}"#, r#"{"top_k": 1.5}"#, r#"{"top_p": "x"}"#, r#"{"temperature": 1e9}"#] {
-            assert!(p.clone().apply_generation_config(&config(bad)).is_err(), "{bad}");
         }
     }
 }

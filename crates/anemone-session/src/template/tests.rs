@@ -223,12 +223,3 @@ fn fallback_takes_anything() {
         "<s><|im_start|>system\nList of tools: [raw, {\"name\": \"f\"}]<|im_end|>\n"
     );
 }
-
-#[test]
-fn templates_are_found_in_the_config() {
-    let config = |v: Value| v.as_object().cloned().unwrap();
-    assert_eq!(ChatTemplate::source_in_config(&config(json!({"chat_template": "x"}))), Some("x"));
-    let named = json!({"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]});
-    assert_eq!(ChatTemplate::source_in_config(&config(named)), Some("d"));
-    assert_eq!(ChatTemplate::source_in_config(&config(json!({}))), None);
-}
