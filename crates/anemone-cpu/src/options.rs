@@ -21,7 +21,7 @@ pub enum Layout {
 /// Choices made when a model is loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
-    /// Threads, the caller's included; all physical cores when 0.
+    /// Threads, the caller's included; as many as the system runs at once when 0.
     pub threads: usize,
     /// How numbers are computed.
     pub arithmetic: Arithmetic,
