@@ -6,6 +6,11 @@ use sha2::{Digest, Sha256};
 
 use crate::Error;
 
+/// SHA-256 of bytes, in hexadecimal.
+pub fn sha256(bytes: &[u8]) -> String {
+    hex(&Sha256::digest(bytes))
+}
+
 /// SHA-256 of a file, in hexadecimal.
 pub fn file_sha256(path: &Path) -> Result<String, Error> {
     let io = |source| Error::Io { path: path.to_path_buf(), source };

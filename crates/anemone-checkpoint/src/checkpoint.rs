@@ -61,7 +61,32 @@ impl Checkpoint {
         Self::read(Source::Memory { name: name.to_owned(), files }, name.to_owned(), None)
     }
 
+    /// A directory with a snapshot's small files, whose tensors lie elsewhere.
+    pub fn with_weights(dir: &Path, weights: Arc<dyn Weights>) -> Result<Self, Error> {
+        let source = Source::Dir(dir.to_path_buf());
+        Self::with(source, name_of(dir), weights, &[])
+    }
+
+    /// A file of the snapshot by name, at most 256 MiB; `None` when there is none.
+    pub fn file(&self, name: &str) -> Result<Option<Bytes>, Error> {
+        self.source.read(name, TOKENIZER_LIMIT)
+    }
+
     fn read(source: Source, name: String, only: Option<&str>) -> Result<Self, Error> {
+        // A missing config is the better message for a directory that is no snapshot at all.
+        if source.size(CONFIG)?.is_none() {
+            return Err(missing_config(&source));
+        }
+        let Found { shards, files } = Shards::open(&source, only)?;
+        Self::with(source, name, Arc::new(shards), &files)
+    }
+
+    fn with(
+        source: Source,
+        name: String,
+        weights: Arc<dyn Weights>,
+        weight_files: &[String],
+    ) -> Result<Self, Error> {
         let config = source.object(CONFIG)?.ok_or_else(|| missing_config(&source))?;
         let generation_map = source.object(GENERATION)?.unwrap_or_default();
         let generation = GenerationConfig::read(&source.file_label(GENERATION), &generation_map)?;
@@ -71,9 +96,7 @@ impl Checkpoint {
         eos.dedup();
         let tokenizer_config = tokenizer::config(&source)?;
         let chat_template = tokenizer::chat_template(&source, tokenizer_config.as_ref())?;
-        let Found { shards, files: weight_files } = Shards::open(&source, only)?;
-        let (files, weight_bytes) = list_files(&source, &weight_files)?;
-        let weights = Arc::new(shards);
+        let (files, weight_bytes) = list_files(&source, weight_files)?;
         Ok(Self {
             source,
             name,

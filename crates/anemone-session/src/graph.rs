@@ -236,7 +236,7 @@ impl GraphEngine {
     /// Appends the logits of `count` columns of the last hidden states from `first`.
     fn head(&mut self, hidden: &Array, first: usize, count: usize) -> Result<(), EngineError> {
         let width = hidden.shape[3];
-        let verify = self.passes.iter().any(|p| *p == Pass::Verify(width));
+        let verify = self.passes.contains(&Pass::Verify(width));
         let spans: Vec<(usize, usize)> = if count > 1 && verify {
             vec![(0, width)]
         } else {

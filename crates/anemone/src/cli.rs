@@ -7,7 +7,7 @@ use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::commands::{bench, chat, completions, doctor, forward, inspect, man, perplexity, run};
+use crate::commands::{bench, chat, completions, convert, doctor, forward, inspect, man, perplexity, run};
 use crate::env::Environment;
 use crate::output;
 
@@ -45,6 +45,7 @@ enum Command {
     Inspect(inspect::Args),
     Bench(Box<bench::Args>),
     Perplexity(perplexity::Args),
+    Convert(Box<convert::Args>),
     Doctor(doctor::Args),
     Completions(completions::Args),
     Man(man::Args),
@@ -93,6 +94,7 @@ pub(crate) fn run() -> Result<ExitCode> {
         Command::Inspect(args) => inspect::run(&args, &shell),
         Command::Bench(args) => bench::run(&args, &shell),
         Command::Perplexity(args) => perplexity::run(&args, &shell),
+        Command::Convert(args) => convert::run(&args, &shell),
         Command::Doctor(args) => doctor::run(&args, &shell),
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => man::run(&args),

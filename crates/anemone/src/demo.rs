@@ -25,6 +25,13 @@ macro_rules! file {
     };
 }
 
+/// SHA-256 of the built-in model's weights and config, by file name.
+pub(crate) fn sha256() -> std::collections::BTreeMap<String, String> {
+    let config: &[u8] = include_bytes!("../assets/stories-lfm2/config.json");
+    let files = [("config.json", config), ("model.safetensors", &WEIGHTS.0[..])];
+    files.map(|(name, bytes)| (name.to_string(), anemone_bundle::sha256(bytes))).into()
+}
+
 /// The built-in model.
 pub(crate) fn open() -> Result<Checkpoint, Error> {
     let files = [

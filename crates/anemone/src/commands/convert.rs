@@ -1,0 +1,320 @@
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anemone_ane::{Options, Pass, Plan, Rules, Silu, lower_chunk, lower_head, plan};
+use anemone_bundle::{Role, Source, Writer, file_sha256};
+use anemone_checkpoint::Checkpoint;
+use anemone_models::Stack;
+use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
+use clap::builder::RangedU64ValueParser;
+use serde_json::json;
+
+use crate::args::ModelArgs;
+use crate::cli::Shell;
+use crate::{demo, machine, model, output};
+
+/// Convert a checkpoint to a Core ML bundle laid out for the Neural Engine
+///
+/// Each chunk of layers and each slice of the output head becomes one package whose functions (one token, each prefill
+/// length, each verification length) share one weight file. Nothing is written in place before all of it is complete.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  anemone convert --out stories.bundle --ctx 512 --prefill 64\n  \
+                  anemone convert --model ./LFM2-350M --out lfm2.bundle --prefill 64 --prefill 256 --spec-drafts 16 --dry-run")]
+pub(crate) struct Args {
+    /// Directory to create
+    #[arg(long, short = 'o', value_name = "DIR")]
+    out: PathBuf,
+    /// Most tokens a sequence may hold
+    #[arg(long, short = 'c', value_name = "N", default_value_t = 2048, value_parser = RangedU64ValueParser::<usize>::new().range(1..), allow_negative_numbers = true)]
+    ctx: usize,
+    /// Tokens of a prefill pass; may be given several times [default: 64]
+    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(2..=4096), allow_negative_numbers = true)]
+    prefill: Vec<usize>,
+    /// Add a pass that verifies this many drafted tokens at once
+    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=256), allow_negative_numbers = true)]
+    spec_drafts: Option<usize>,
+    /// Only the one-token function
+    #[arg(long, conflicts_with_all = ["prefill", "prefill_only", "spec_drafts"])]
+    decode_only: bool,
+    /// No one-token function
+    #[arg(long)]
+    prefill_only: bool,
+    /// Number format of the weights
+    #[arg(long, value_name = "FORMAT", default_value = "fp16")]
+    precision: Precision,
+    /// Keep a ring of the window for sliding layers (the default)
+    #[arg(long, conflicts_with = "no_ring")]
+    ring: bool,
+    /// Keep the whole context for sliding layers too
+    #[arg(long)]
+    no_ring: bool,
+    /// Layers of a package, or as few packages as the size limit allows
+    #[arg(long, value_name = "auto|N", default_value = "auto", alias = "layers-per-model", value_parser = chunk)]
+    chunk: Chunk,
+    /// Slices of the output head; 0 chooses by size
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
+    head_chunks: usize,
+    /// Oldest system the packages must load on
+    #[arg(long, value_name = "SYSTEM", default_value = "macos15")]
+    target: Target,
+    /// Form of x · sigmoid(x)
+    #[arg(long, value_name = "FORM", default_value = "exact")]
+    silu: SiluName,
+    /// Switch an arithmetic rule off; may be given several times
+    #[arg(long, value_name = "RULE")]
+    no_rule: Vec<RuleName>,
+    /// Show the plan, sizes and memory; write nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Replace an existing bundle when the new one is complete
+    #[arg(long)]
+    force: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    model: ModelArgs,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Precision {
+    Fp16,
+    Lut4,
+    Lut6,
+    Lut8,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Target {
+    Macos15,
+    Macos26,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum SiluName {
+    Exact,
+    Tanh,
+    Fused,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum RuleName {
+    /// Cut feed-forward contractions beyond 4096 and head contractions beyond 1024
+    SplitWide,
+    /// Scale contractions beyond 1024 by 2^4 and back
+    ScaleWide,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Chunk {
+    Auto,
+    Layers(usize),
+}
+
+fn chunk(text: &str) -> Result<Chunk, String> {
+    match text.parse() {
+        _ if text == "auto" => Ok(Chunk::Auto),
+        Ok(n) if n > 0 => Ok(Chunk::Layers(n)),
+        _ => Err("expected `auto` or a number of layers from 1".into()),
+    }
+}
+
+pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
+    if args.precision != Precision::Fp16 {
+        bail!("--precision: this version writes fp16 only; convert with fp16");
+    }
+    let start = Instant::now();
+    let checkpoint = model::open(&args.model, shell)?;
+    let stack = model::stack(&checkpoint)?;
+    let options = options(args);
+    let plan = plan(&stack, &options).with_context(|| checkpoint.name().to_string())?;
+    if args.dry_run {
+        report(args, &checkpoint, &stack, &options, &plan, None)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut writer =
+        Writer::create(&args.out, args.force).with_context(|| format!("--out {}", args.out.display()))?;
+    let sha256 = std::thread::scope(|scope| {
+        // Hashing the source reads every byte once more, so it runs beside the writing.
+        let hashing = scope.spawn(|| source_hashes(&checkpoint));
+        write(&checkpoint, &stack, &options, &plan, &mut writer, shell)?;
+        hashing.join().map_err(|_| anyhow::anyhow!("hashing the checkpoint failed"))?
+    })?;
+    let source = Source { name: checkpoint.name().into(), model_type: stack.model_type.clone(), sha256 };
+    let tensors = stack.weights().into_iter().map(|w| (w.name.clone(), w.shape.to_vec())).collect();
+    let written_by = format!("anemone {}", env!("CARGO_PKG_VERSION"));
+    writer.finish(source, &options, &plan, tensors, &written_by)?;
+    report(args, &checkpoint, &stack, &options, &plan, Some(start.elapsed().as_secs_f64()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn options(args: &Args) -> Options {
+    let mut passes = Vec::new();
+    if !args.prefill_only {
+        passes.push(Pass::Decode);
+    }
+    if !args.decode_only {
+        let lengths =
+            if args.prefill.is_empty() { vec![64.min(args.ctx.max(2))] } else { args.prefill.clone() };
+        passes.extend(lengths.into_iter().map(Pass::Prefill));
+    }
+    passes.extend(args.spec_drafts.map(|n| Pass::Verify(n + 1)));
+    let off = |rule| args.no_rule.contains(&rule);
+    let mut rules = Rules {
+        silu: match args.silu {
+            SiluName::Exact => Silu::Exact,
+            SiluName::Tanh => Silu::Tanh,
+            SiluName::Fused => Silu::Fused,
+        },
+        ..Rules::default()
+    };
+    if off(RuleName::SplitWide) {
+        (rules.split_wide, rules.split_head) = (None, None);
+    }
+    if off(RuleName::ScaleWide) {
+        rules.scale_wide = None;
+    }
+    Options {
+        ctx: args.ctx,
+        passes,
+        ring: !args.no_ring,
+        spec_version: if args.target == Target::Macos26 { 10 } else { 9 },
+        rules,
+        layers_per_chunk: match args.chunk {
+            Chunk::Auto => None,
+            Chunk::Layers(n) => Some(n),
+        },
+        head_slices: (args.head_chunks > 0).then_some(args.head_chunks),
+    }
+}
+
+/// Writes packages, host tensors and the small files.
+fn write(
+    checkpoint: &Checkpoint,
+    stack: &Stack,
+    options: &Options,
+    plan: &Plan,
+    writer: &mut Writer,
+    shell: &Shell,
+) -> Result<()> {
+    let weights = checkpoint.weights();
+    let load = |w: &anemone_models::WeightRef| w.load(&*weights);
+    let total =
+        plan.chunks.iter().map(|c| c.weight_bytes).sum::<usize>() + 4 * stack.vocab_size * stack.hidden_size;
+    let bar = indicatif::ProgressBar::new(total as u64);
+    if shell.quiet {
+        bar.set_draw_target(indicatif::ProgressDrawTarget::hidden());
+    }
+    if let Ok(style) = indicatif::ProgressStyle::with_template("{msg} {wide_bar} {bytes}/{total_bytes} {eta}")
+    {
+        bar.set_style(style);
+    }
+    for (i, chunk) in plan.chunks.iter().enumerate() {
+        let file = format!("chunk_{i}.mlpackage");
+        bar.set_message(file.clone());
+        let (program, records) = lower_chunk(stack, &load, chunk, options)?;
+        writer.package(&file, Role::Chunk, &program, records)?;
+        bar.inc(chunk.weight_bytes as u64);
+    }
+    for (i, rows) in plan.head.iter().enumerate() {
+        let file = format!("head_{i}.mlpackage");
+        bar.set_message(file.clone());
+        let (program, records) = lower_head(stack, &load, rows.clone(), options)?;
+        writer.package(&file, Role::Head, &program, records)?;
+        bar.inc((2 * rows.len() * stack.hidden_size) as u64);
+    }
+    bar.set_message("embedding");
+    writer.host_tensor("embedding", &stack.embedding.load(&*weights)?)?;
+    for name in [
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "chat_template.jinja",
+    ] {
+        if let Some(bytes) = checkpoint.file(name)? {
+            writer.file(name, &bytes)?;
+        }
+    }
+    bar.finish_and_clear();
+    Ok(())
+}
+
+fn source_hashes(checkpoint: &Checkpoint) -> Result<BTreeMap<String, String>> {
+    let Some(dir) = checkpoint.dir() else { return Ok(demo::sha256()) };
+    let weights = checkpoint.files().iter().map(|f| f.name.as_str()).filter(|n| n.ends_with(".safetensors"));
+    let names = weights.chain(["config.json"]);
+    names.map(|name| Ok((name.to_string(), file_sha256(&dir.join(name))?))).collect()
+}
+
+/// What the conversion makes, and what running it will need.
+fn report(
+    args: &Args,
+    checkpoint: &Checkpoint,
+    stack: &Stack,
+    options: &Options,
+    plan: &Plan,
+    seconds: Option<f64>,
+) -> Result<()> {
+    let chunk_bytes: usize = plan.chunks.iter().map(|c| c.weight_bytes).sum();
+    let table = 2 * stack.vocab_size * stack.hidden_size;
+    let cache_bytes: usize = plan.chunks.iter().flat_map(|c| &c.caches).map(cache_bytes).sum();
+    let functions: Vec<String> = options.passes.iter().map(|p| p.name()).collect();
+    if args.json {
+        let object = json!({
+            "out": if args.dry_run { None } else { Some(args.out.display().to_string()) },
+            "source": checkpoint.name(),
+            "model_type": stack.model_type,
+            "functions": functions,
+            "chunks": plan.chunks.iter().map(|c| json!({"layers": [c.layers.start, c.layers.end], "weight_bytes": c.weight_bytes})).collect::<Vec<_>>(),
+            "head_slices": plan.head.iter().map(|r| json!([r.start, r.end])).collect::<Vec<_>>(),
+            "weight_bytes": chunk_bytes + table,
+            "embedding_bytes": table,
+            "cache_bytes": cache_bytes,
+            "rules": options.rules,
+            "bundle_bytes": if args.dry_run { None } else { Some(directory_bytes(&args.out)?) },
+            "seconds": seconds,
+        });
+        return output::json(&object);
+    }
+    let mut lines = vec![
+        format!("source     {} ({})", checkpoint.name(), stack.model_type),
+        format!("functions  {}", functions.join(", ")),
+    ];
+    for (i, chunk) in plan.chunks.iter().enumerate() {
+        let layers = format!("layers {}..{}", chunk.layers.start, chunk.layers.end - 1);
+        lines.push(format!("chunk {i}    {layers}, {}", machine::bytes(chunk.weight_bytes as u64)));
+    }
+    lines.push(format!("head       {} slices, {}", plan.head.len(), machine::bytes(table as u64)));
+    lines.push(format!("embedding  {} on the host", machine::bytes(table as u64)));
+    lines.push(format!("caches     {} at ctx {}", machine::bytes(cache_bytes as u64), options.ctx));
+    match seconds {
+        None => lines.push("dry run    nothing was written".into()),
+        Some(seconds) => {
+            let size = machine::bytes(directory_bytes(&args.out)?);
+            lines.push(format!("written    {} ({size}) in {seconds:.2} s", args.out.display()));
+        }
+    }
+    output::data(&(lines.join("\n") + "\n"))
+}
+
+fn cache_bytes(cache: &anemone_ane::CachePlan) -> usize {
+    match cache {
+        anemone_ane::CachePlan::Attention { rows, width, .. } => 4 * rows * width,
+        anemone_ane::CachePlan::ShortConv { width, reach, .. } => 2 * width * reach,
+    }
+}
+
+fn directory_bytes(dir: &Path) -> Result<u64> {
+    let mut total = 0;
+    for entry in std::fs::read_dir(dir)? {
+        let entry = entry?;
+        let meta = entry.metadata()?;
+        total += if meta.is_dir() { directory_bytes(&entry.path())? } else { meta.len() };
+    }
+    Ok(total)
+}
