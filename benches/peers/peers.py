@@ -31,6 +31,9 @@ BARS = {
     "bf16": {"tg64": ">= 1.2, goal 1.5", "pp512": ">= 1.15", "first token, process": "<= 1.0"},
 }
 
+# How far the fastest probe around a pair may be from the slowest.
+STEADY = 1.25
+
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
@@ -74,8 +77,9 @@ def checkpoint(work: Path, preset: str, dtype: str) -> tuple[Path, Path]:
     directory = work / f"{preset}-{dtype}"
     if not (directory / "config.json").exists():
         say(f"making {directory.name}")
+        real = preset.startswith("lfm2") and TOKENIZER.exists()
         command = ["cargo", "xtask", "checkpoint", "--preset", preset, "--dtype", dtype, "--seed", "1"]
-        command += ["--out", str(directory)] + (["--tokenizer", str(TOKENIZER)] if TOKENIZER.exists() else [])
+        command += ["--out", str(directory)] + (["--tokenizer", str(TOKENIZER)] if real else [])
         call(command, cwd=ROOT)
     gguf = work / f"{preset}-{dtype}.gguf"
     # Older than its source, it would be the twin of other weights.
@@ -152,12 +156,25 @@ def per_round(rows: list[dict], key: str) -> list[float]:
     return [statistics.median(row[key]) if isinstance(row[key], list) else row[key] for row in rows]
 
 
+def near(log: list[dict], i: int, kind: str) -> tuple[float, float]:
+    """What the probes before and after a step read."""
+    return log[i - 1][f"{kind}_gbs"], log[i + 1][f"{kind}_gbs"]
+
+
+def undisturbed(log: list[dict], steps: list[dict]) -> bool:
+    """Whether others left both steps of a pair alone, and the memory, for decode, kept its speed from first to last."""
+    if max(step["others_cores"] for step in steps) > machine.QUIET:
+        return False
+    rates = [rate for i, row in enumerate(log) if any(row is s for s in steps) for rate in near(log, i, "private")]
+    return not steps[0]["step"].startswith("tg") or max(rates) <= STEADY * min(rates)
+
+
 def pair(run: Run, step: str, key: str) -> dict:
-    """Ratios of the rounds, and of those in which both arms had the machine to themselves."""
+    """Ratios of all rounds, and of the undisturbed ones."""
     a, b = (run.steps(step, arm.name) for arm in run.arms)
     both = stats.ratios(per_round(a, key), per_round(b, key))
-    quiet = [r for r, x, y in zip(both["rounds"], a, b) if max(x["others_cores"], y["others_cores"]) <= machine.QUIET]
-    return both | {"quiet": stats.spread(quiet) if quiet else None}
+    quiet = [r for r, x, y in zip(both["rounds"], a, b) if undisturbed(run.log, [x, y])]
+    return both | {"undisturbed": stats.spread(quiet) if quiet else None}
 
 
 def bandwidth(run: Run, step: str, arm: str) -> dict:
@@ -167,7 +184,7 @@ def bandwidth(run: Run, step: str, arm: str) -> dict:
         if row["step"] == step and row["arm"] == arm:
             rates.append(statistics.median(row["samples"]) * run.bytes_per_token / 1e9)
             for kind, values in shares.items():
-                values.append(2 * rates[-1] / sum(run.log[j][f"{kind}_gbs"] for j in (i - 1, i + 1)))
+                values.append(2 * rates[-1] / sum(near(run.log, i, kind)))
     return {"gbs": stats.spread(rates)} | {f"share_{kind}": stats.spread(v) for kind, v in shares.items()}
 
 

@@ -26,8 +26,9 @@ def model_section(name: str, result: dict, bars: dict) -> list[str]:
     lines += ["|---|---|---|---|---|---|"]
     for label, s in result["ratios"].items():
         lines.append(ratio_row(label, s, bars.get(label, "")))
-        if s["quiet"] and s["quiet"]["count"] < s["count"]:
-            lines.append(ratio_row(f"{label}, quiet rounds only", s["quiet"], ""))
+        calm = s["undisturbed"]
+        if calm and calm["count"] < s["count"]:
+            lines.append(ratio_row(f"{label}, undisturbed rounds", calm, ""))
     lines += ["", "| weights read by decode | GB/s (median) | of private pages | of the mapped file |", "|---|---|---|---|"]
     for arm, row in result["bandwidth"].items():
         shares = [f"{100 * row[key]['median']:.0f} %" for key in ("share_private", "share_mapped")]

@@ -10,6 +10,7 @@ import numpy as np
 from gguf import GGUFReader
 
 import agreement
+import peers
 import report
 import stats
 from arms import Anemone, Llama, Setting
@@ -181,6 +182,17 @@ class Stats(unittest.TestCase):
         self.assertEqual((r["rounds"], r["median"]), ([2.0, 3.0, 0.5], 2.0))
         with self.assertRaises(ValueError):
             stats.ratios([1.0], [1.0, 2.0])
+
+    def test_disturbed_pairs_are_told_apart(self):
+        def pair(others: float, probes: list[float], test: str = "tg64") -> bool:
+            steps = [{"step": test, "others_cores": used} for used in (0.0, others)]
+            rows = [{"private_gbs": rate} for rate in probes]
+            return peers.undisturbed([rows[0], steps[0], rows[1], steps[1], rows[2]], steps)
+
+        self.assertTrue(pair(0.1, [50, 55, 60]))
+        self.assertFalse(pair(0.2, [50, 55, 60]))
+        self.assertFalse(pair(0.1, [35, 36, 60]))
+        self.assertTrue(pair(0.1, [35, 36, 60], "pp512"))
 
     def test_a_ratio_row_shows_median_quartiles_and_range(self):
         row = report.ratio_row("tg64", stats.spread([1.0, 1.5, 2.0]), ">= 1.2")
