@@ -1,6 +1,7 @@
 #!/bin/sh
 # Makes the Python environment if it is missing or old, then runs peers.py in it.
 set -eu
+export PYTHONDONTWRITEBYTECODE=1
 here=$(cd "$(dirname "$0")" && pwd)
 venv=$here/../../target/peers/venv
 stamp=$venv/requirements.txt
