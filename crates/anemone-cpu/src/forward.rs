@@ -58,6 +58,7 @@ pub(crate) fn head(
     }
     rms_norm(context, x, &norm.weight, norm.eps, s.act.output(count * hidden));
     let weight = MatrixView::new(&model.head).expect("the head is a checked matrix of floats");
+    let weight = weight.with_sequential(model.packed);
     matmul(context, s.act.input(count * hidden), count, &mut [Product { weight, bias: None, out: logits }]);
 }
 

@@ -13,6 +13,8 @@ pub struct Model {
     pub(crate) blocks: Vec<Block>,
     pub(crate) final_norm: NormWeight,
     pub(crate) head: Tensor,
+    /// Whether the matrices lie in large pages of our own.
+    pub(crate) packed: bool,
     /// Distinct rotations, each layer refers to one.
     pub(crate) ropes: Vec<RopeTable>,
 }
@@ -44,12 +46,15 @@ pub(crate) struct NormWeight {
 pub(crate) struct LinearWeight {
     name: String,
     weight: Tensor,
+    /// Whether it lies in large pages of our own.
+    packed: bool,
     pub(crate) bias: Option<Vec<f32>>,
 }
 
 impl LinearWeight {
     pub(crate) fn view(&self) -> MatrixView<'_> {
-        MatrixView::new(&self.weight).expect("a linear weight is a checked matrix of floats")
+        let view = MatrixView::new(&self.weight).expect("a linear weight is a checked matrix of floats");
+        view.with_sequential(self.packed)
     }
 }
 
@@ -121,7 +126,8 @@ impl Model {
         let head = if stack.is_tied() { embedding.clone() } else { stack.head.load(weights)? };
         let blocks = stack.blocks.iter().map(|b| loader.block(b)).collect::<Result<_, _>>()?;
         let final_norm = loader.norm(&stack.final_norm)?;
-        let mut model = Self { embedding, blocks, final_norm, head, ropes: loader.ropes, stack };
+        let mut model =
+            Self { embedding, blocks, final_norm, head, packed: false, ropes: loader.ropes, stack };
         if layout == Layout::Packed {
             model.pack()?;
         }
@@ -219,11 +225,13 @@ impl Model {
         };
         let head = packed.pop().expect("the head was packed last");
         self.head = moved(&self.head, head);
+        self.packed = true;
         if self.stack.is_tied() {
             self.embedding = self.head.clone();
         }
         for (linear, bytes) in self.linears_mut().into_iter().zip(packed) {
             linear.weight = moved(&linear.weight, bytes);
+            linear.packed = true;
         }
         Ok(())
     }
@@ -301,6 +309,7 @@ impl Loader<'_> {
 
     fn linear(&self, linear: &Linear) -> Result<LinearWeight, Error> {
         Ok(LinearWeight {
+            packed: false,
             name: linear.weight.name.clone(),
             weight: linear.weight.load(self.weights)?,
             bias: linear.bias.as_ref().map(|b| self.values(b)).transpose()?,

@@ -14,7 +14,7 @@ use anemone_tensor::{DType, Tensor};
 use half::bf16;
 
 use crate::Context;
-use crate::simd::Shared;
+use crate::simd::{Isa, Shared};
 
 /// Tokens of one register tile.
 const TILE_TOKENS: usize = 6;
@@ -30,19 +30,41 @@ pub struct MatrixView<'a> {
     bytes: &'a [u8],
     rows: usize,
     cols: usize,
+    sequential: bool,
 }
 
 impl<'a> MatrixView<'a> {
     /// Views a tensor of floats as `[rows, cols]`; `None` when it is not a matrix of floats.
     pub fn new(tensor: &'a Tensor) -> Option<Self> {
         let &[rows, cols] = &**tensor.shape() else { return None };
-        tensor.dtype().is_float().then_some(Self { dtype: tensor.dtype(), bytes: tensor.bytes(), rows, cols })
+        tensor.dtype().is_float().then_some(Self {
+            dtype: tensor.dtype(),
+            bytes: tensor.bytes(),
+            rows,
+            cols,
+            sequential: false,
+        })
     }
 
     /// Views raw little-endian bytes; `None` when their length is not `rows * cols` elements of a floating type.
     pub fn from_bytes(dtype: DType, bytes: &'a [u8], rows: usize, cols: usize) -> Option<Self> {
         let len = rows.checked_mul(cols)?.checked_mul(dtype.size())?;
-        (dtype.is_float() && bytes.len() == len).then_some(Self { dtype, bytes, rows, cols })
+        (dtype.is_float() && bytes.len() == len).then_some(Self {
+            dtype,
+            bytes,
+            rows,
+            cols,
+            sequential: false,
+        })
+    }
+
+    /// Whether a single token is best computed from one stream read in order.
+    ///
+    /// So it is for memory in 2 MiB pages. In a mapped file with its small pages several streams hide what each page border
+    /// costs. Either way the result is the same.
+    #[must_use]
+    pub fn with_sequential(self, sequential: bool) -> Self {
+        Self { sequential, ..self }
     }
 
     /// Output features.
@@ -140,6 +162,7 @@ fn run_rows(context: &Context, x: Input<'_>, tokens: usize, task: &Task<'_>, sta
         dtype: w.dtype,
         count: end - start,
         cols: w.cols,
+        sequential: w.sequential,
         out: task.out,
         out_stride: w.rows,
         out_start: start,
@@ -172,6 +195,7 @@ struct Rows<'a> {
     dtype: DType,
     count: usize,
     cols: usize,
+    sequential: bool,
     out: Shared<f32>,
     out_stride: usize,
     out_start: usize,
@@ -182,30 +206,58 @@ impl Rows<'_> {
     /// # Safety
     /// `row < count`, `token < tokens`, and the caller's task owns these rows.
     #[inline(always)]
-    unsafe fn put<const R: usize>(&self, token: usize, row: usize, sums: [f32; 4]) {
-        // SAFETY: columns of this task's rows are written by this task alone.
-        let out = unsafe { self.out.slice(token * self.out_stride + self.out_start + row, R) };
-        for (o, v) in out.iter_mut().zip(sums) {
-            *o = v;
+    unsafe fn put<const R: usize>(&self, token: usize, row: usize, stride: usize, sums: &[f32; R]) {
+        let at = token * self.out_stride + self.out_start + row;
+        if stride == 1 {
+            // SAFETY: columns of this task's rows are written by this task alone.
+            let out = unsafe { self.out.slice(at, R) };
+            for (o, v) in out.iter_mut().zip(sums) {
+                *o = *v;
+            }
+            return;
+        }
+        for (i, v) in sums.iter().enumerate() {
+            // SAFETY: as above.
+            unsafe { self.out.slice(at + i * stride, 1)[0] = *v };
         }
     }
 }
 
-/// Calls `$tile::<…, R, T>(rows, x, row, token)` over all rows and tokens: full tiles first, then each remainder with its own
-/// constants. A single token takes `$few` rows at a time: as few as hide the latency of a sum, because a single stream
-/// read in order is what memory (and its hardware prefetcher, which software hints only disturb) delivers fastest.
+/// Sums of the lanes of `R` vectors; a sum's bits do not depend on its place.
+///
+/// # Safety
+/// Instruction set as [`Isa`].
+#[inline(always)]
+unsafe fn sums<I: Isa, const R: usize>(acc: &[I::V; R]) -> [f32; R] {
+    let mut out = [0.0; R];
+    let mut first = 0;
+    while first < R {
+        let n = (R - first).min(4);
+        // SAFETY: arithmetic on vectors only; the caller guarantees the instruction set.
+        unsafe {
+            let mut four = [I::splat(0.0); 4];
+            four[..n].copy_from_slice(&acc[first..first + n]);
+            out[first..first + n].copy_from_slice(&I::sum4(four)[..n]);
+        }
+        first += n;
+    }
+    out
+}
+
+/// Calls `$tile::<…, R, T>(rows, x, row, stride, token)` over all rows and tokens: full tiles first, then each remainder with its
+/// own constants. A single token takes `$few` rows at a time, far apart, so that each is a stream read in order; prefetching is
+/// left to the hardware.
 macro_rules! tiles {
     ($rows:expr, $x:expr, $few:literal, $tile:ident <$($g:ident),*>) => {{
         let (rows, x) = ($rows, $x);
         if rows.tokens == 1 {
-            let mut r = 0;
-            while rows.count - r >= $few {
-                $tile::<$($g,)* $few, 1>(rows, x, r, 0);
-                r += $few;
+            // Rows a stride apart: `$few` streams, each read in order.
+            let stride = rows.count / $few;
+            for r in 0..stride {
+                $tile::<$($g,)* $few, 1>(rows, x, r, stride, 0);
             }
-            while r < rows.count {
-                $tile::<$($g,)* 1, 1>(rows, x, r, 0);
-                r += 1;
+            for r in stride * $few..rows.count {
+                $tile::<$($g,)* 1, 1>(rows, x, r, 1, 0);
             }
         } else {
             let mut t = 0;
@@ -214,23 +266,23 @@ macro_rules! tiles {
                 let mut r = 0;
                 while r + $crate::matmul::TILE_ROWS <= rows.count {
                     match n {
-                        6 => $tile::<$($g,)* 4, 6>(rows, x, r, t),
-                        5 => $tile::<$($g,)* 4, 5>(rows, x, r, t),
-                        4 => $tile::<$($g,)* 4, 4>(rows, x, r, t),
-                        3 => $tile::<$($g,)* 4, 3>(rows, x, r, t),
-                        2 => $tile::<$($g,)* 4, 2>(rows, x, r, t),
-                        _ => $tile::<$($g,)* 4, 1>(rows, x, r, t),
+                        6 => $tile::<$($g,)* 4, 6>(rows, x, r, 1, t),
+                        5 => $tile::<$($g,)* 4, 5>(rows, x, r, 1, t),
+                        4 => $tile::<$($g,)* 4, 4>(rows, x, r, 1, t),
+                        3 => $tile::<$($g,)* 4, 3>(rows, x, r, 1, t),
+                        2 => $tile::<$($g,)* 4, 2>(rows, x, r, 1, t),
+                        _ => $tile::<$($g,)* 4, 1>(rows, x, r, 1, t),
                     }
                     r += $crate::matmul::TILE_ROWS;
                 }
                 while r < rows.count {
                     match n {
-                        6 => $tile::<$($g,)* 1, 6>(rows, x, r, t),
-                        5 => $tile::<$($g,)* 1, 5>(rows, x, r, t),
-                        4 => $tile::<$($g,)* 1, 4>(rows, x, r, t),
-                        3 => $tile::<$($g,)* 1, 3>(rows, x, r, t),
-                        2 => $tile::<$($g,)* 1, 2>(rows, x, r, t),
-                        _ => $tile::<$($g,)* 1, 1>(rows, x, r, t),
+                        6 => $tile::<$($g,)* 1, 6>(rows, x, r, 1, t),
+                        5 => $tile::<$($g,)* 1, 5>(rows, x, r, 1, t),
+                        4 => $tile::<$($g,)* 1, 4>(rows, x, r, 1, t),
+                        3 => $tile::<$($g,)* 1, 3>(rows, x, r, 1, t),
+                        2 => $tile::<$($g,)* 1, 2>(rows, x, r, 1, t),
+                        _ => $tile::<$($g,)* 1, 1>(rows, x, r, 1, t),
                     }
                     r += 1;
                 }

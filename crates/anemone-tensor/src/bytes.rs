@@ -50,9 +50,7 @@ impl Bytes {
         #[cfg(target_os = "linux")]
         // A refusal only costs speed.
         let _ = area.advise(memmap2::Advice::HugePage);
-        for (part, range) in parts.iter().zip(&ranges) {
-            area[range.clone()].copy_from_slice(part);
-        }
+        fill(&mut area, parts, &ranges);
         let area = Arc::new(area.make_read_only()?);
         Ok(ranges.into_iter().map(|range| Self { owner: Owner::Mapped(Arc::clone(&area)), range }).collect())
     }
@@ -83,6 +81,26 @@ impl Bytes {
             Owner::Static(bytes) => bytes,
         }
     }
+}
+
+/// Copies each part to its range, which are in order and apart. First touches of fresh pages are the cost, so threads share it.
+fn fill(area: &mut [u8], parts: &[&[u8]], ranges: &[Range<usize>]) {
+    const PIECE: usize = 8 << 20;
+    let mut jobs = Vec::new();
+    let (mut rest, mut at) = (area, 0);
+    for (part, range) in parts.iter().zip(ranges) {
+        let (_, tail) = rest.split_at_mut(range.start - at);
+        let (target, tail) = tail.split_at_mut(part.len());
+        jobs.extend(target.chunks_mut(PIECE).zip(part.chunks(PIECE)));
+        (rest, at) = (tail, range.end);
+    }
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(8);
+    let share = jobs.len().div_ceil(threads).max(1);
+    std::thread::scope(|scope| {
+        for jobs in jobs.chunks_mut(share) {
+            scope.spawn(move || jobs.iter_mut().for_each(|(target, part)| target.copy_from_slice(part)));
+        }
+    });
 }
 
 impl From<Vec<u8>> for Bytes {

@@ -14,7 +14,7 @@ use std::mem::MaybeUninit;
 use anemone_tensor::DType;
 use half::{bf16, f16};
 
-use super::{Rows, tiles};
+use super::{Rows, sums, tiles};
 use crate::simd::avx512::Avx512;
 use crate::simd::{Element, Isa};
 
@@ -86,7 +86,11 @@ unsafe fn each<W: Bf16Source>(rows: &Rows<'_>, x: &[bf16]) {
     debug_assert_eq!(rows.data.len(), rows.count * rows.cols * size_of::<W>());
     // SAFETY: tiles stay inside `count` rows and `tokens` tokens.
     unsafe {
-        tiles!(rows, x, 1, tile<W>);
+        if rows.sequential {
+            tiles!(rows, x, 1, tile<W>);
+        } else {
+            tiles!(rows, x, 4, tile<W>);
+        }
     }
 }
 
@@ -97,6 +101,7 @@ unsafe fn tile<W: Bf16Source, const R: usize, const T: usize>(
     rows: &Rows<'_>,
     x: &[bf16],
     r: usize,
+    stride: usize,
     t: usize,
 ) {
     let cols = rows.cols;
@@ -110,7 +115,7 @@ unsafe fn tile<W: Bf16Source, const R: usize, const T: usize>(
         while k < full {
             let mut wv = [to_bh(_mm512_setzero_si512()); R];
             for (i, v) in wv.iter_mut().enumerate() {
-                *v = W::pairs(w.add(i * cols + k));
+                *v = W::pairs(w.add(i * stride * cols + k));
             }
             for (j, acc) in acc.iter_mut().enumerate() {
                 let xv = bf16::pairs(x.add(j * cols + k));
@@ -125,14 +130,12 @@ unsafe fn tile<W: Bf16Source, const R: usize, const T: usize>(
             for (j, acc) in acc.iter_mut().enumerate() {
                 let xv = bf16::pairs_n(x.add(j * cols + k), n);
                 for (i, a) in acc.iter_mut().enumerate() {
-                    *a = _mm512_dpbf16_ps(*a, W::pairs_n(w.add(i * cols + k), n), xv);
+                    *a = _mm512_dpbf16_ps(*a, W::pairs_n(w.add(i * stride * cols + k), n), xv);
                 }
             }
         }
         for (j, acc) in acc.iter().enumerate() {
-            let mut four = [_mm512_setzero_ps(); 4];
-            four[..R].copy_from_slice(acc);
-            rows.put::<R>(t + j, r, Avx512::sum4(four));
+            rows.put::<R>(t + j, r, stride, &sums::<Avx512, R>(acc));
         }
     }
 }

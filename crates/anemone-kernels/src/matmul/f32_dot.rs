@@ -3,7 +3,7 @@
 use anemone_tensor::DType;
 use half::{bf16, f16};
 
-use super::{Rows, tiles};
+use super::{Rows, sums, tiles};
 use crate::Level;
 use crate::simd::{Element, Isa, dispatch};
 
@@ -37,6 +37,7 @@ unsafe fn tile<I: Isa, W: Element, const R: usize, const T: usize>(
     rows: &Rows<'_>,
     x: &[f32],
     r: usize,
+    stride: usize,
     t: usize,
 ) {
     let cols = rows.cols;
@@ -50,7 +51,7 @@ unsafe fn tile<I: Isa, W: Element, const R: usize, const T: usize>(
         while k < full {
             let mut wv = [I::splat(0.0); R];
             for (i, v) in wv.iter_mut().enumerate() {
-                *v = W::load::<I>(w.add(i * cols + k));
+                *v = W::load::<I>(w.add(i * stride * cols + k));
             }
             for (j, acc) in acc.iter_mut().enumerate() {
                 let xv = I::load(x.add(j * cols + k));
@@ -65,14 +66,12 @@ unsafe fn tile<I: Isa, W: Element, const R: usize, const T: usize>(
             for (j, acc) in acc.iter_mut().enumerate() {
                 let xv = I::load_n(x.add(j * cols + k), n);
                 for (i, a) in acc.iter_mut().enumerate() {
-                    *a = I::fma(W::load_n::<I>(w.add(i * cols + k), n), xv, *a);
+                    *a = I::fma(W::load_n::<I>(w.add(i * stride * cols + k), n), xv, *a);
                 }
             }
         }
         for (j, acc) in acc.iter().enumerate() {
-            let mut four = [I::splat(0.0); 4];
-            four[..R].copy_from_slice(acc);
-            rows.put::<R>(t + j, r, I::sum4(four));
+            rows.put::<R>(t + j, r, stride, &sums::<I, R>(acc));
         }
     }
 }
