@@ -96,6 +96,8 @@ pub struct Port {
 pub struct HostTensor {
     /// File name.
     pub file: String,
+    /// Name of the checkpoint tensor it is.
+    pub tensor: String,
     /// Element type, `F16`.
     pub dtype: String,
     /// Its shape.

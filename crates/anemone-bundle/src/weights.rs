@@ -104,8 +104,8 @@ impl Weights for BundleWeights {
             problem,
         };
         let shape = self.shapes.get(name).ok_or_else(|| error("is not part of the model".into()))?;
-        if let Ok(tensor) = self.bundle.host_tensor(name) {
-            return Ok(tensor);
+        if let Some((host, _)) = self.bundle.manifest().host.iter().find(|(_, h)| h.tensor == name) {
+            return self.bundle.host_tensor(host).map_err(|e| error(e.to_string()));
         }
         let pieces = self.bundle.manifest().weights.get(name);
         let pieces = pieces.ok_or_else(|| error("is not in the bundle; convert the model again".into()))?;

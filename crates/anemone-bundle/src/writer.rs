@@ -91,8 +91,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes a tensor the host reads itself, as fp16.
-    pub fn host_tensor(&mut self, name: &str, tensor: &Tensor) -> Result<(), Error> {
+    /// Writes the checkpoint's tensor `of`, which the host reads itself, as fp16.
+    pub fn host_tensor(&mut self, name: &str, of: &str, tensor: &Tensor) -> Result<(), Error> {
         let file = format!("{name}.f16");
         let path = self.building.join(&file);
         let mut hash = Sha256::new();
@@ -122,7 +122,8 @@ impl Writer {
         out.flush().map_err(|e| io(&path, e))?;
         self.files.insert(file.clone(), hex(&hash.finalize()));
         let shape = tensor.shape().to_vec();
-        self.host.insert(name.into(), HostTensor { file, dtype: DType::F16.name().into(), shape });
+        let dtype = DType::F16.name().into();
+        self.host.insert(name.into(), HostTensor { file, tensor: of.into(), dtype, shape });
         Ok(())
     }
 

@@ -227,7 +227,7 @@ fn write(
         bar.inc((2 * rows.len() * stack.hidden_size) as u64);
     }
     bar.set_message("embedding");
-    writer.host_tensor("embedding", &stack.embedding.load(&*weights)?)?;
+    writer.host_tensor("embedding", &stack.embedding.name, &stack.embedding.load(&*weights)?)?;
     for name in [
         "config.json",
         "generation_config.json",
