@@ -28,10 +28,7 @@ impl Loaded {
         engine.check_engine()?;
         let start = Instant::now();
         let checkpoint = open(model, shell)?;
-        let stack = stack(&checkpoint)?;
-        let options = engine.options(engine.context_len(stack.max_position_embeddings, needed))?;
-        let model = Model::load(stack, &*checkpoint.weights(), options.layout)?;
-        let engine = Engine::new(Arc::new(model), options)?;
+        let engine = Self::engine(&checkpoint, engine, needed)?;
         let load_seconds = start.elapsed().as_secs_f64();
         tracing::debug!(
             model = checkpoint.name(),
@@ -40,6 +37,13 @@ impl Loaded {
             "loaded"
         );
         Ok(Self { checkpoint, engine, load_seconds })
+    }
+
+    fn engine(checkpoint: &Checkpoint, engine: &EngineArgs, needed: usize) -> Result<Engine> {
+        let stack = stack(checkpoint)?;
+        let options = engine.options(engine.context_len(stack.max_position_embeddings, needed))?;
+        let model = Model::load(stack, &*checkpoint.weights(), options.layout)?;
+        Ok(Engine::new(Arc::new(model), options)?)
     }
 
     pub(crate) fn stack(&self) -> &Stack {

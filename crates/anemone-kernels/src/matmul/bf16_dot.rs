@@ -16,7 +16,7 @@ use half::{bf16, f16};
 
 use super::{Rows, sums, tiles};
 use crate::simd::avx512::Avx512;
-use crate::simd::{Element, Isa};
+use crate::simd::Element;
 
 /// Elements of the buffer that holds rounded weights, so that a row used by many tokens is rounded once.
 const BUFFER: usize = 64 << 10;

@@ -85,6 +85,8 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
         }
     }
     let cancelled = outcome.finish_reason == FinishReason::Cancelled;
+    // The process ends here, and the system takes its memory back faster than it could be freed piece by piece.
+    std::mem::forget((loaded, tokenizer));
     Ok(if cancelled { ExitCode::from(interrupt::EXIT_CODE) } else { ExitCode::SUCCESS })
 }
 
