@@ -254,7 +254,7 @@ fn check_memory(model: &Model, options: &Options, context_len: usize) -> Result<
 }
 
 /// Memory the system could give, in MiB, where it says.
-fn available_mib() -> Option<u64> {
+pub(crate) fn available_mib() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
     line.trim().trim_end_matches("kB").trim().parse::<u64>().ok().map(|kib| kib >> 10)

@@ -139,6 +139,15 @@ impl Model {
         &self.stack
     }
 
+    /// Brings the pages of mapped matrices in before a pass needs them, unless they would crowd the memory.
+    pub fn touch(&self) {
+        let bytes: u64 = self.linears().iter().map(|l| l.weight.bytes().len() as u64).sum();
+        if crate::engine::available_mib().is_some_and(|free| bytes >> 20 < free) {
+            self.linears().iter().for_each(|l| l.weight.bytes().touch());
+            self.head.bytes().touch();
+        }
+    }
+
     /// Bytes of weights a decode step reads: every matrix once, one embedding row, only the chosen experts.
     pub fn bytes_per_token(&self) -> u64 {
         let size = |l: &LinearWeight| l.weight.bytes().len() as u64;

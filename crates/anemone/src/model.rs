@@ -39,6 +39,25 @@ impl Loaded {
         Ok(Self { checkpoint, engine, load_seconds })
     }
 
+    /// [`Loaded::new`] with the tokenizer, which is read while the weights' pages come in.
+    pub(crate) fn with_tokenizer(
+        model: &ModelArgs,
+        engine: &EngineArgs,
+        needed: usize,
+        shell: &Shell,
+    ) -> Result<(Self, Tokenizer)> {
+        engine.check_engine()?;
+        let start = Instant::now();
+        let checkpoint = open(model, shell)?;
+        let engine = Self::engine(&checkpoint, engine, needed)?;
+        let tokenizer = std::thread::scope(|scope| {
+            scope.spawn(|| engine.model().touch());
+            tokenizer(&checkpoint)
+        })?;
+        let load_seconds = start.elapsed().as_secs_f64();
+        Ok((Self { checkpoint, engine, load_seconds }, tokenizer))
+    }
+
     fn engine(checkpoint: &Checkpoint, engine: &EngineArgs, needed: usize) -> Result<Engine> {
         let stack = stack(checkpoint)?;
         let options = engine.options(engine.context_len(stack.max_position_embeddings, needed))?;

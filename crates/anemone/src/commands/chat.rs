@@ -52,8 +52,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     interrupt::install()?;
-    let loaded = Loaded::new(&args.model, &args.engine, 0, shell)?;
-    let tokenizer = model::tokenizer(&loaded.checkpoint)?;
+    let (loaded, tokenizer) = Loaded::with_tokenizer(&args.model, &args.engine, 0, shell)?;
     let template = model::template(&loaded.checkpoint, &tokenizer)?;
     let options =
         generation::options(&args.sampling, &loaded.checkpoint, &loaded.stack().model_type, &tokenizer)?;

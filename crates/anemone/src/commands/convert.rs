@@ -23,6 +23,7 @@ use crate::{demo, machine, model, output};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  anemone convert --out stories.bundle --ctx 512 --prefill 64\n  \
                   anemone convert --model ./LFM2-350M --out lfm2.bundle --prefill 64 --prefill 256 --spec-drafts 16 --dry-run")]
+#[expect(clippy::struct_excessive_bools, reason = "one for each switch of the command")]
 pub(crate) struct Args {
     /// Directory to create
     #[arg(long, short = 'o', value_name = "DIR")]

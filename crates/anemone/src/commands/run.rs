@@ -53,8 +53,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     interrupt::install()?;
     let (prompt, chat) = prompt(args)?;
-    let mut loaded = Loaded::new(&args.model, &args.engine, 0, shell)?;
-    let tokenizer = model::tokenizer(&loaded.checkpoint)?;
+    let (mut loaded, tokenizer) = Loaded::with_tokenizer(&args.model, &args.engine, 0, shell)?;
     let ids = encode(&prompt, chat, args.system.as_deref(), &loaded, &tokenizer)?;
     let mut options =
         generation::options(&args.sampling, &loaded.checkpoint, &loaded.stack().model_type, &tokenizer)?;
