@@ -1,5 +1,7 @@
 //! The arithmetic of each operation. A `prepare` decides everything that does not depend on the inputs and gives what runs.
 
+#![allow(clippy::single_match_else, reason = "two kinds of elements, side by side")]
+
 mod attention;
 mod compressed;
 mod contract;

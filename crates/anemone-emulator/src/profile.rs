@@ -29,7 +29,9 @@ impl Profile {
     /// Rounds values declared as `dtype` in place.
     pub fn round(self, dtype: DataType, values: &mut [f32]) {
         if self == Self::Fp16 && dtype == DataType::Float16 {
-            values.iter_mut().for_each(|v| *v = to_fp16(*v));
+            for v in values {
+                *v = to_fp16(*v);
+            }
         }
     }
 }

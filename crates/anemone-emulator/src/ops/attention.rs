@@ -19,23 +19,24 @@ pub(super) fn attention(site: &Site<'_>) -> Result<Run, String> {
         Batched::new(&scores, &v, &site.out(0).shape, false, false),
     );
     let scale = 1.0 / (q[rank - 1] as f32).sqrt();
-    let mask = match site.has("attn_mask") {
-        true => {
-            let shape = site.shape("attn_mask")?;
-            let fits = shape.len() <= rank
-                && shape.iter().rev().zip(scores.iter().rev()).all(|(m, s)| *m == 1 || m == s);
-            if !fits {
-                return Err(format!("`attn_mask` {shape:?} does not stretch to {scores:?}"));
-            }
-            Some((Walk::broadcast(&scores, [&shape]), site.is_bool("attn_mask")?, site.slot("attn_mask")?))
+    let mask = if site.has("attn_mask") {
+        let shape = site.shape("attn_mask")?;
+        let fits = shape.len() <= rank
+            && shape.iter().rev().zip(scores.iter().rev()).all(|(m, s)| *m == 1 || m == s);
+        if !fits {
+            return Err(format!("`attn_mask` {shape:?} does not stretch to {scores:?}"));
         }
-        false => None,
+        Some((Walk::broadcast(&scores, [&shape]), site.is_bool("attn_mask")?, site.slot("attn_mask")?))
+    } else {
+        None
     };
     let (query, key, value) = (site.slot("query")?, site.slot("key")?, site.slot("value")?);
     let keys = k[rank - 2];
     Ok(Box::new(move |call| {
         let mut p = qk.run(call, call.floats(query)?, call.floats(key)?)?;
-        p.iter_mut().for_each(|s| *s *= scale);
+        for s in &mut p {
+            *s *= scale;
+        }
         if let Some((walk, is_bool, mask)) = &mask {
             let mask = call.data(*mask).to_f32();
             walk.rows(|at, [from], len, [step]| {

@@ -116,11 +116,11 @@ fn general(terms: &[Vec<char>], out: &[char], sizes: &BTreeMap<char, usize>, val
     let summed = sizes.keys().copied().filter(|c| !out.contains(c));
     // A letter the result repeats is one axis of the walk; the result's other elements are zero.
     let mut letters: Vec<char> = Vec::new();
-    out.iter().for_each(|c| {
+    for c in out {
         if !letters.contains(c) {
             letters.push(*c);
         }
-    });
+    }
     let kept = letters.len();
     letters.extend(summed);
     let dims: Vec<usize> = letters.iter().map(|c| sizes[c]).collect();

@@ -16,13 +16,11 @@ enum Weight {
 
 impl Weight {
     fn new(site: &Site<'_>) -> Result<Self, String> {
-        match site.stored("weight") {
-            Some(stored) => Ok(Self::Stored(stored)),
-            None => {
-                site.needs_floats("weight")?;
-                Ok(Self::Slot(site.slot("weight")?))
-            }
+        if let Some(stored) = site.stored("weight") {
+            return Ok(Self::Stored(stored));
         }
+        site.needs_floats("weight")?;
+        Ok(Self::Slot(site.slot("weight")?))
     }
 
     fn get<'a>(&'a self, call: &'a Call<'_>) -> Result<(DType, &'a [u8]), String> {

@@ -74,15 +74,12 @@ impl<const N: usize> Walk<N> {
             row(r * len, at, len, steps);
             for axis in (0..last).rev() {
                 index[axis] += 1;
-                for n in 0..N {
-                    at[n] += self.strides[axis][n];
-                }
+                let steps = self.strides[axis];
+                at.iter_mut().zip(steps).for_each(|(at, step)| *at += step);
                 if index[axis] < self.dims[axis] {
                     break;
                 }
-                for n in 0..N {
-                    at[n] -= self.strides[axis][n] * self.dims[axis];
-                }
+                at.iter_mut().zip(steps).for_each(|(at, step)| *at -= step * self.dims[axis]);
                 index[axis] = 0;
             }
         }

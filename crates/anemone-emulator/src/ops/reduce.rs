@@ -87,7 +87,9 @@ pub(super) fn reduce(site: &Site<'_>) -> Result<Run, String> {
             "reduce_mean" => {
                 lines.fold(x, 0.0, |a, b| a + b, &mut out);
                 let n = lines.n as f32;
-                out.iter_mut().for_each(|o| *o /= n);
+                for o in &mut out {
+                    *o /= n;
+                }
             }
             "reduce_sum_square" => lines.fold(x, 0.0, |a, b| a + b * b, &mut out),
             "reduce_max" => {
