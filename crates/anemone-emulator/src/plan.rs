@@ -15,8 +15,8 @@ use crate::site::Site;
 use crate::value::{Buffers, Call, Data, Run};
 use crate::{Error, Profile, ops};
 
-/// Elements that may be held at once: 16 GiB of f32.
-const LIMIT: usize = 1 << 32;
+/// Elements that may be held at once: 8 GiB of f32.
+pub(crate) const LIMIT: usize = 1 << 31;
 
 pub(crate) struct Plan {
     function: Function,

@@ -45,8 +45,9 @@ impl<'a> Site<'a> {
     }
 
     /// The run-time positions of a variadic input.
-    pub(crate) fn list(&self, name: &str) -> Vec<usize> {
-        self.vars(name).into_iter().map(|id| self.take(id)).collect()
+    pub(crate) fn list(&self, name: &str) -> Result<Vec<usize>, String> {
+        self.var(name)?;
+        Ok(self.vars(name).into_iter().map(|id| self.take(id)).collect())
     }
 
     fn take(&self, id: VarId) -> usize {
@@ -66,8 +67,9 @@ impl<'a> Site<'a> {
         Ok(self.ty(name)?.shape.clone())
     }
 
-    pub(crate) fn shapes(&self, name: &str) -> Vec<Vec<usize>> {
-        self.vars(name).into_iter().map(|id| self.function.var(id).ty.tensor().shape.clone()).collect()
+    pub(crate) fn shapes(&self, name: &str) -> Result<Vec<Vec<usize>>, String> {
+        self.var(name)?;
+        Ok(self.vars(name).into_iter().map(|id| self.function.var(id).ty.tensor().shape.clone()).collect())
     }
 
     /// Type of a result.
@@ -149,7 +151,11 @@ impl<'a> Site<'a> {
 
     pub(crate) fn axes(&self, name: &str, rank: usize) -> Result<Vec<usize>, String> {
         match self.ints(name) {
-            Some(axes) => axes.into_iter().map(|a| place(a, rank)).collect(),
+            Some(axes) => {
+                let axes = axes.into_iter().map(|a| place(a, rank)).collect::<Result<Vec<_>, _>>()?;
+                let twice = (1..axes.len()).find(|i| axes[..*i].contains(&axes[*i]));
+                twice.map_or(Ok(axes.clone()), |i| Err(format!("`{name}` gives axis {} twice", axes[i])))
+            }
             None => Ok((0..rank).collect()),
         }
     }

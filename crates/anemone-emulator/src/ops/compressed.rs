@@ -5,12 +5,16 @@ use half::f16;
 
 use super::layout::strides;
 use crate::constants::{Constants, Expanded};
+use crate::plan::LIMIT;
 use crate::site::Site;
 use crate::value::Data;
 
 /// Expands a `constexpr` operation and names the result.
 pub(crate) fn expand(site: &Site<'_>) -> Result<(), String> {
     let out = site.out(0);
+    if out.numel() > LIMIT {
+        return Err(format!("expands to {out}; the limit is {LIMIT} elements"));
+    }
     let names: &[&str] = match site.op.kind.as_str() {
         "constexpr_lut_to_dense" => &["indices", "lut", "vector_axis"],
         _ => &["data", "scale", "offset"],

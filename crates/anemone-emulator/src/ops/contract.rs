@@ -94,10 +94,10 @@ pub(super) fn einsum(site: &Site<'_>) -> Result<Run, String> {
     let terms: Vec<Vec<char>> = left.split(',').map(|t| t.trim().chars().collect()).collect();
     let out: Vec<char> = right.trim().chars().collect();
     let mut sizes = BTreeMap::new();
-    for (term, shape) in terms.iter().zip(site.shapes("values")) {
+    for (term, shape) in terms.iter().zip(site.shapes("values")?) {
         sizes.extend(term.iter().copied().zip(shape));
     }
-    let slots = site.list("values");
+    let slots = site.list("values")?;
     if let [a, b] = &terms[..]
         && let Some(contraction) = Contraction::new(a, b, &out, &sizes)
     {

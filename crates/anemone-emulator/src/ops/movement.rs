@@ -42,32 +42,32 @@ pub(super) fn transpose(site: &Site<'_>) -> Result<Run, String> {
 }
 
 pub(super) fn concat(site: &Site<'_>) -> Result<Run, String> {
-    let shapes = site.shapes("values");
+    let shapes = site.shapes("values")?;
     let axis = site.axis("axis", shapes[0].len(), -1)?;
     if site.flag("interleave") {
         // Elements alternate along the axis, as if stacked behind it.
-        return Ok(join(site, &shapes, axis, true));
+        return join(site, &shapes, axis, true);
     }
-    Ok(join(site, &shapes, axis, false))
+    join(site, &shapes, axis, false)
 }
 
 pub(super) fn stack(site: &Site<'_>) -> Result<Run, String> {
-    let mut shapes = site.shapes("values");
+    let mut shapes = site.shapes("values")?;
     let axis = site.axis("axis", shapes[0].len() + 1, 0)?;
     for shape in &mut shapes {
         shape.insert(axis, 1);
     }
-    Ok(join(site, &shapes, axis, false))
+    join(site, &shapes, axis, false)
 }
 
-fn join(site: &Site<'_>, shapes: &[Vec<usize>], axis: usize, interleave: bool) -> Run {
+fn join(site: &Site<'_>, shapes: &[Vec<usize>], axis: usize, interleave: bool) -> Result<Run, String> {
     let (outer, n, inner) = around(&shapes[0], axis);
     // Interleaved, each element along the axis is a part of its own.
     let outer = if interleave { outer * n } else { outer };
     let sizes: Vec<usize> = shapes.iter().map(|s| if interleave { inner } else { s[axis] * inner }).collect();
     let row: usize = sizes.iter().sum();
-    let slots = site.list("values");
-    Box::new(move |call| {
+    let slots = site.list("values")?;
+    Ok(Box::new(move |call| {
         let mut at = 0;
         if matches!(call.data(slots[0]), Data::Floats(_)) {
             let mut out = call.take(outer * row);
@@ -83,7 +83,7 @@ fn join(site: &Site<'_>, shapes: &[Vec<usize>], axis: usize, interleave: bool) -
             at += size;
         }
         Ok(vec![Data::ints(out)])
-    })
+    }))
 }
 
 /// Writes parts of `size` into rows of `row` from column `at`.
