@@ -14,6 +14,8 @@ pub enum Level {
     Avx512Bf16,
     /// Arm with NEON.
     Neon,
+    /// NEON with the BF16 extension.
+    NeonBf16,
 }
 
 impl Level {
@@ -30,7 +32,7 @@ impl Level {
 
     /// Whether reduced-precision products (bf16 inputs, f32 sums) are native here.
     pub fn has_bf16_products(self) -> bool {
-        matches!(self, Self::Avx512Bf16)
+        matches!(self, Self::Avx512Bf16 | Self::NeonBf16)
     }
 
     /// Short name, as shown by `doctor` and `bench`.
@@ -41,6 +43,7 @@ impl Level {
             Self::Avx512 => "avx512",
             Self::Avx512Bf16 => "avx512-bf16",
             Self::Neon => "neon",
+            Self::NeonBf16 => "neon-bf16",
         }
     }
 }
@@ -67,7 +70,11 @@ fn detect() -> Vec<Level> {
 
 #[cfg(target_arch = "aarch64")]
 fn detect() -> Vec<Level> {
-    vec![Level::Scalar, Level::Neon]
+    let mut levels = vec![Level::Scalar, Level::Neon];
+    if std::arch::is_aarch64_feature_detected!("bf16") {
+        levels.push(Level::NeonBf16);
+    }
+    levels
 }
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]

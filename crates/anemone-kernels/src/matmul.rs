@@ -6,22 +6,19 @@
 
 #![allow(unsafe_code, reason = "raw loads from weight rows; threads write disjoint columns of the outputs")]
 
-#[cfg(target_arch = "x86_64")]
 mod bf16_dot;
 mod f32_dot;
+mod tile;
 
 use anemone_tensor::{DType, Tensor};
 use half::bf16;
 
 use crate::Context;
-use crate::simd::{Isa, Shared};
+use crate::simd::Shared;
+use tile::{Rows, TILE_ROWS};
 
-/// Tokens of one register tile.
-const TILE_TOKENS: usize = 6;
 /// Multiply-adds a task has at least.
 const MIN_TASK: usize = 32 << 10;
-/// Rows of one register tile.
-const TILE_ROWS: usize = 4;
 
 /// A weight matrix `[rows, cols]`, row-major, in a floating type.
 #[derive(Debug, Clone, Copy)]
@@ -170,13 +167,7 @@ fn run_rows(context: &Context, x: Input<'_>, tokens: usize, task: &Task<'_>, sta
     };
     match x {
         Input::F32(x) => f32_dot::run(context.level(), &rows, x),
-        #[cfg(target_arch = "x86_64")]
-        Input::Bf16(x) => {
-            assert!(context.level().has_bf16_products(), "bf16 products on {:?}", context.level());
-            bf16_dot::run(&rows, x);
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        Input::Bf16(_) => unreachable!("no level of this target has bf16 products"),
+        Input::Bf16(x) => bf16_dot::run(context.level(), &rows, x),
     }
     if let Some(bias) = task.bias {
         for t in 0..tokens {
@@ -188,110 +179,6 @@ fn run_rows(context: &Context, x: Input<'_>, tokens: usize, task: &Task<'_>, sta
         }
     }
 }
-
-/// Consecutive weight rows and where their outputs go.
-struct Rows<'a> {
-    data: &'a [u8],
-    dtype: DType,
-    count: usize,
-    cols: usize,
-    sequential: bool,
-    out: Shared<f32>,
-    out_stride: usize,
-    out_start: usize,
-    tokens: usize,
-}
-
-impl Rows<'_> {
-    /// # Safety
-    /// `row < count`, `token < tokens`, and the caller's task owns these rows.
-    #[inline(always)]
-    unsafe fn put<const R: usize>(&self, token: usize, row: usize, stride: usize, sums: &[f32; R]) {
-        let at = token * self.out_stride + self.out_start + row;
-        if stride == 1 {
-            // SAFETY: columns of this task's rows are written by this task alone.
-            let out = unsafe { self.out.slice(at, R) };
-            for (o, v) in out.iter_mut().zip(sums) {
-                *o = *v;
-            }
-            return;
-        }
-        for (i, v) in sums.iter().enumerate() {
-            // SAFETY: as above.
-            unsafe { self.out.slice(at + i * stride, 1)[0] = *v };
-        }
-    }
-}
-
-/// Sums of the lanes of `R` vectors; a sum's bits do not depend on its place.
-///
-/// # Safety
-/// Instruction set as [`Isa`].
-#[inline(always)]
-unsafe fn sums<I: Isa, const R: usize>(acc: &[I::V; R]) -> [f32; R] {
-    let mut out = [0.0; R];
-    let mut first = 0;
-    while first < R {
-        let n = (R - first).min(4);
-        // SAFETY: arithmetic on vectors only; the caller guarantees the instruction set.
-        unsafe {
-            let mut four = [I::splat(0.0); 4];
-            four[..n].copy_from_slice(&acc[first..first + n]);
-            out[first..first + n].copy_from_slice(&I::sum4(four)[..n]);
-        }
-        first += n;
-    }
-    out
-}
-
-/// Calls `$tile::<…, R, T>(rows, x, row, stride, token)` over all rows and tokens: full tiles first, then each remainder with its
-/// own constants. A single token takes `$few` rows at a time, far apart, so that each is a stream read in order; prefetching is
-/// left to the hardware.
-macro_rules! tiles {
-    ($rows:expr, $x:expr, $few:literal, $tile:ident <$($g:ident),*>) => {{
-        let (rows, x) = ($rows, $x);
-        if rows.tokens == 1 {
-            // Rows a stride apart: `$few` streams, each read in order.
-            let stride = rows.count / $few;
-            for r in 0..stride {
-                $tile::<$($g,)* $few, 1>(rows, x, r, stride, 0);
-            }
-            for r in stride * $few..rows.count {
-                $tile::<$($g,)* 1, 1>(rows, x, r, 1, 0);
-            }
-        } else {
-            let mut t = 0;
-            while t < rows.tokens {
-                let n = (rows.tokens - t).min($crate::matmul::TILE_TOKENS);
-                let mut r = 0;
-                while r + $crate::matmul::TILE_ROWS <= rows.count {
-                    match n {
-                        6 => $tile::<$($g,)* 4, 6>(rows, x, r, 1, t),
-                        5 => $tile::<$($g,)* 4, 5>(rows, x, r, 1, t),
-                        4 => $tile::<$($g,)* 4, 4>(rows, x, r, 1, t),
-                        3 => $tile::<$($g,)* 4, 3>(rows, x, r, 1, t),
-                        2 => $tile::<$($g,)* 4, 2>(rows, x, r, 1, t),
-                        _ => $tile::<$($g,)* 4, 1>(rows, x, r, 1, t),
-                    }
-                    r += $crate::matmul::TILE_ROWS;
-                }
-                while r < rows.count {
-                    match n {
-                        6 => $tile::<$($g,)* 1, 6>(rows, x, r, 1, t),
-                        5 => $tile::<$($g,)* 1, 5>(rows, x, r, 1, t),
-                        4 => $tile::<$($g,)* 1, 4>(rows, x, r, 1, t),
-                        3 => $tile::<$($g,)* 1, 3>(rows, x, r, 1, t),
-                        2 => $tile::<$($g,)* 1, 2>(rows, x, r, 1, t),
-                        _ => $tile::<$($g,)* 1, 1>(rows, x, r, 1, t),
-                    }
-                    r += 1;
-                }
-                t += n;
-            }
-        }
-    }};
-}
-use tiles;
 
 #[cfg(test)]
 mod tests;

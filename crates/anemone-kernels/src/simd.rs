@@ -187,7 +187,7 @@ macro_rules! dispatch {
             Level::Avx2 => unsafe { on_avx2($($arg),*) },
             #[cfg(target_arch = "aarch64")]
             // SAFETY: NEON is part of every aarch64 target.
-            Level::Neon => unsafe { $imp::<$crate::simd::neon::Neon $(, $g)*>($($arg),*) },
+            Level::Neon | Level::NeonBf16 => unsafe { $imp::<$crate::simd::neon::Neon $(, $g)*>($($arg),*) },
             // SAFETY: the scalar level needs nothing.
             _ => unsafe { $imp::<$crate::simd::scalar::Scalar $(, $g)*>($($arg),*) },
         }

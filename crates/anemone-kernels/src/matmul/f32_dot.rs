@@ -1,77 +1,71 @@
 //! f32 products on every level.
 
+use std::marker::PhantomData;
+
 use anemone_tensor::DType;
 use half::{bf16, f16};
 
-use super::{Rows, sums, tiles};
+use super::tile::{Dot, Rows, each};
 use crate::Level;
 use crate::simd::{Element, Isa, dispatch};
 
 pub(super) fn run(level: Level, rows: &Rows<'_>, x: &[f32]) {
     match rows.dtype {
-        DType::F16 => dispatch!(level, each::<I, f16>(rows: &Rows<'_>, x: &[f32])),
-        DType::BF16 => dispatch!(level, each::<I, bf16>(rows: &Rows<'_>, x: &[f32])),
-        _ => dispatch!(level, each::<I, f32>(rows: &Rows<'_>, x: &[f32])),
+        DType::F16 => dispatch!(level, all::<I, f16>(rows: &Rows<'_>, x: &[f32])),
+        DType::BF16 => dispatch!(level, all::<I, bf16>(rows: &Rows<'_>, x: &[f32])),
+        _ => dispatch!(level, all::<I, f32>(rows: &Rows<'_>, x: &[f32])),
     }
 }
 
 /// # Safety
-/// Instruction set as [`Isa`]; `rows.data` holds `count * cols` elements of `W`.
+/// As [`each`].
 #[inline(always)]
-unsafe fn each<I: Isa, W: Element>(rows: &Rows<'_>, x: &[f32]) {
-    debug_assert_eq!(rows.data.len(), rows.count * rows.cols * size_of::<W>());
-    // SAFETY: tiles stay inside `count` rows and `tokens` tokens.
+unsafe fn all<I: Isa, W: Element>(rows: &Rows<'_>, x: &[f32]) {
+    // SAFETY: the caller's contract. Narrow vectors need more rows at once to hide the latency of a sum.
     unsafe {
         if I::LANES == 16 {
-            tiles!(rows, x, 2, tile<I, W>);
+            each::<F32Dot<I, W>, 2>(rows, x);
         } else {
-            tiles!(rows, x, 4, tile<I, W>);
+            each::<F32Dot<I, W>, 4>(rows, x);
         }
     }
 }
 
-/// # Safety
-/// As [`each`]; `r + R <= count`, `t + T <= tokens`.
-#[inline(always)]
-unsafe fn tile<I: Isa, W: Element, const R: usize, const T: usize>(
-    rows: &Rows<'_>,
-    x: &[f32],
-    r: usize,
-    stride: usize,
-    t: usize,
-) {
-    let cols = rows.cols;
-    // SAFETY: every pointer stays inside the rows and tokens named by the contract; loads allow any alignment.
-    unsafe {
-        let w = rows.data.as_ptr().cast::<W>().add(r * cols);
-        let x = x.as_ptr().add(t * cols);
-        let mut acc = [[I::splat(0.0); R]; T];
-        let full = cols / I::LANES * I::LANES;
-        let mut k = 0;
-        while k < full {
-            let mut wv = [I::splat(0.0); R];
-            for (i, v) in wv.iter_mut().enumerate() {
-                *v = W::load::<I>(w.add(i * stride * cols + k));
-            }
-            for (j, acc) in acc.iter_mut().enumerate() {
-                let xv = I::load(x.add(j * cols + k));
-                for (a, w) in acc.iter_mut().zip(wv) {
-                    *a = I::fma(w, xv, *a);
-                }
-            }
-            k += I::LANES;
-        }
-        if k < cols {
-            let n = cols - k;
-            for (j, acc) in acc.iter_mut().enumerate() {
-                let xv = I::load_n(x.add(j * cols + k), n);
-                for (i, a) in acc.iter_mut().enumerate() {
-                    *a = I::fma(W::load_n::<I>(w.add(i * stride * cols + k), n), xv, *a);
-                }
-            }
-        }
-        for (j, acc) in acc.iter().enumerate() {
-            rows.put::<R>(t + j, r, stride, &sums::<I, R>(acc));
-        }
+/// Weights of type `W` widened to f32.
+#[derive(Clone, Copy)]
+struct F32Dot<I, W>(PhantomData<(I, W)>);
+
+// SAFETY: the methods are those of `Isa` and `Element`, under the same contract.
+unsafe impl<I: Isa, W: Element> Dot for F32Dot<I, W> {
+    type I = I;
+    type Operand = I::V;
+    type Weight = W;
+    type Activation = f32;
+    const STEP: usize = I::LANES;
+
+    #[inline(always)]
+    unsafe fn weight(p: *const W) -> I::V {
+        // SAFETY: the caller's contract.
+        unsafe { W::load::<I>(p) }
+    }
+    #[inline(always)]
+    unsafe fn weight_n(p: *const W, n: usize) -> I::V {
+        // SAFETY: the caller's contract.
+        unsafe { W::load_n::<I>(p, n) }
+    }
+    #[inline(always)]
+    unsafe fn activation(p: *const f32) -> I::V {
+        // SAFETY: the caller's contract.
+        unsafe { I::load(p) }
+    }
+    #[inline(always)]
+    unsafe fn activation_n(p: *const f32, n: usize) -> I::V {
+        // SAFETY: the caller's contract.
+        unsafe { I::load_n(p, n) }
+    }
+    #[inline(always)]
+    unsafe fn add(sum: I::V, w: I::V, x: I::V) -> I::V {
+        // SAFETY: the caller's contract.
+        unsafe { I::fma(w, x, sum) }
     }
 }
