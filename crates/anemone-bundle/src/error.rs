@@ -17,6 +17,9 @@ pub enum Error {
     /// The output is there already.
     #[error("{} exists; choose another place or replace it with --force", .0.display())]
     Exists(PathBuf),
+    /// The output is there already, and replacing it would remove something else than a bundle.
+    #[error("{} is not a bundle, and only bundles are replaced; choose another place or remove it first", .0.display())]
+    NotReplaceable(PathBuf),
     /// The directory is no bundle.
     #[error("{} is not a bundle: {problem}", path.display())]
     NotABundle {

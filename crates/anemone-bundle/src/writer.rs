@@ -29,10 +29,10 @@ pub struct Writer {
 
 impl Writer {
     /// Starts a bundle for `out`; an existing one is replaced at the end when `force` is set.
+    ///
+    /// Errors when something else than a bundle or an empty directory is there.
     pub fn create(out: &Path, force: bool) -> Result<Self, Error> {
-        if out.exists() && !force {
-            return Err(Error::Exists(out.to_path_buf()));
-        }
+        check_place(out, force)?;
         let mut name = std::ffi::OsString::from(".");
         name.push(out.file_name().unwrap_or_default());
         name.push(".unfinished");
@@ -160,10 +160,8 @@ impl Writer {
         let path = self.building.join("manifest.json");
         let text = serde_json::to_string_pretty(&manifest).map_err(|e| io(&path, e.into()))?;
         fs::write(&path, text + "\n").map_err(|e| io(&path, e))?;
+        check_place(&self.out, self.force)?;
         if self.out.exists() {
-            if !self.force {
-                return Err(Error::Exists(self.out.clone()));
-            }
             fs::remove_dir_all(&self.out).map_err(|e| io(&self.out, e))?;
         }
         fs::rename(&self.building, &self.out).map_err(|e| io(&self.out, e))?;
@@ -178,6 +176,55 @@ impl Drop for Writer {
     }
 }
 
+/// Whether a bundle may be put at `out`: what it would remove must be a bundle, of whatever version, or empty.
+fn check_place(out: &Path, force: bool) -> Result<(), Error> {
+    if !out.exists() {
+        return Ok(());
+    }
+    if !force {
+        return Err(Error::Exists(out.to_path_buf()));
+    }
+    let empty = fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_none());
+    let manifest = fs::read(out.join("manifest.json")).ok();
+    let format = manifest.and_then(|text| serde_json::from_slice::<serde_json::Value>(&text).ok());
+    let bundle = format.is_some_and(|manifest| manifest["format"] == FORMAT);
+    // `.` and `..` have no name to build a bundle beside.
+    if out.file_name().is_none() || !(empty || bundle) {
+        return Err(Error::NotReplaceable(out.to_path_buf()));
+    }
+    Ok(())
+}
+
 fn io(path: &Path, source: std::io::Error) -> Error {
     Error::Io { path: path.to_path_buf(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_bundles_and_empty_directories_are_replaced() {
+        let dir = std::env::temp_dir().join(format!("anemone-bundle-place-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&dir);
+        let at = |name: &str| dir.join(name);
+        for name in ["empty", "bundle", "other", "foreign"] {
+            fs::create_dir_all(at(name)).unwrap();
+        }
+        fs::write(at("bundle").join("manifest.json"), r#"{"format": "anemone-bundle", "format_version": 0}"#)
+            .unwrap();
+        fs::write(at("foreign").join("manifest.json"), r#"{"name": "a web page"}"#).unwrap();
+        fs::write(at("other").join("letter.txt"), "dear").unwrap();
+        fs::write(at("file"), "x").unwrap();
+        check_place(&at("new"), false).unwrap();
+        check_place(&at("empty"), true).unwrap();
+        check_place(&at("bundle"), true).unwrap();
+        assert!(matches!(check_place(&at("bundle"), false), Err(Error::Exists(_))));
+        for name in ["other", "foreign", "file", "bundle/.."] {
+            assert!(matches!(check_place(&at(name), true), Err(Error::NotReplaceable(_))), "{name}");
+            assert!(matches!(Writer::create(&at(name), true), Err(Error::NotReplaceable(_))), "{name}");
+        }
+        assert_eq!(fs::read_to_string(at("other").join("letter.txt")).unwrap(), "dear");
+        fs::remove_dir_all(&dir).unwrap();
+    }
 }

@@ -70,7 +70,7 @@ pub(crate) struct Args {
     /// Show the plan, sizes and memory; write nothing
     #[arg(long)]
     dry_run: bool,
-    /// Replace an existing bundle when the new one is complete
+    /// Replace an existing bundle, and nothing else, when the new one is complete
     #[arg(long)]
     force: bool,
     /// Print one JSON object
