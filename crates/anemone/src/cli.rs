@@ -120,7 +120,11 @@ fn one_line(text: &str) -> String {
     let said = text.split("\nUsage:").next().unwrap_or(text);
     let said = said.split("\nFor more information").next().unwrap_or(said);
     let words: Vec<&str> = said.trim_start_matches("error: ").split_whitespace().collect();
-    format!("{} (see --help)", words.join(" "))
+    let said = (words.join(" "))
+        .replace("invalid digit found in string", "give a whole number, 0 or more")
+        .replace("number too large to fit in target type", "the number is too large")
+        .replace(&format!("..{}", u64::MAX), "..");
+    format!("{said} (see --help)")
 }
 
 fn version() -> String {

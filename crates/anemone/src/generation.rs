@@ -16,6 +16,8 @@ use crate::output;
 
 /// Most tokens generated when neither the caller nor the model says.
 const MAX_NEW_TOKENS: usize = 512;
+/// Bytes from which a text's beginning shows whether it can fit before all of it is encoded.
+const LONG_TEXT: usize = 1 << 20;
 /// Tokens of a prompt from which its progress is shown.
 const LONG_PROMPT: usize = 1024;
 
@@ -49,6 +51,23 @@ pub(crate) fn options(
         ignore_eos: args.ignore_eos,
         ..GenerateOptions::default()
     })
+}
+
+/// Errors for a text that is far too long, because encoding it takes a hundred times its size.
+pub(crate) fn refuse_hopeless(tokenizer: &Tokenizer, text: &str, context: usize) -> Result<()> {
+    let beginning = LONG_TEXT.max(context.saturating_mul(16));
+    if text.len() <= beginning {
+        return Ok(());
+    }
+    let tokens = tokenizer.encode(&text[..text.floor_char_boundary(beginning)], false)?.len();
+    // Where a text is cut changes only the tokens near the cut, so half of them is a safe bound.
+    if tokens / 2 > context {
+        bail!(
+            "the text is more than {} tokens and the context holds {context}; give a part of it",
+            tokens / 2
+        );
+    }
+    Ok(())
 }
 
 /// A recommended set is taken whole: from the model's file if it names any of it, else from its family's makers.

@@ -2,6 +2,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
+use anemone_bundle::{Bundle, BundleWeights};
 use anemone_checkpoint::hub::Progress;
 use anemone_checkpoint::{Checkpoint, is_hub_id, scan_non_finite};
 use anemone_cpu::{Engine, Model};
@@ -29,14 +30,7 @@ impl Loaded {
         let start = Instant::now();
         let checkpoint = open(model, shell)?;
         let engine = Self::engine(&checkpoint, engine, needed)?;
-        let load_seconds = start.elapsed().as_secs_f64();
-        tracing::debug!(
-            model = checkpoint.name(),
-            load_seconds,
-            level = engine.context().level().name(),
-            "loaded"
-        );
-        Ok(Self { checkpoint, engine, load_seconds })
+        Ok(Self::since(start, checkpoint, engine))
     }
 
     /// [`Loaded::new`] with the tokenizer, which is read while the weights' pages come in.
@@ -54,8 +48,18 @@ impl Loaded {
             scope.spawn(|| engine.model().touch());
             tokenizer(&checkpoint)
         })?;
+        Ok((Self::since(start, checkpoint, engine), tokenizer))
+    }
+
+    fn since(start: Instant, checkpoint: Checkpoint, engine: Engine) -> Self {
         let load_seconds = start.elapsed().as_secs_f64();
-        Ok((Self { checkpoint, engine, load_seconds }, tokenizer))
+        tracing::debug!(
+            model = checkpoint.name(),
+            load_seconds,
+            level = engine.context().level().name(),
+            "loaded"
+        );
+        Self { checkpoint, engine, load_seconds }
     }
 
     fn engine(checkpoint: &Checkpoint, engine: &EngineArgs, needed: usize) -> Result<Engine> {
@@ -67,6 +71,11 @@ impl Loaded {
 
     pub(crate) fn stack(&self) -> &Stack {
         self.engine.model().stack()
+    }
+
+    /// Whether the context is as long as the model allows.
+    pub(crate) fn has_longest_context(&self) -> bool {
+        self.engine.context_len() >= self.stack().max_position_embeddings
     }
 
     /// The error of logits that are not finite: names the tensor to blame where there is one.
@@ -84,8 +93,18 @@ impl Loaded {
 
 /// Opens the checkpoint that `--model` names, downloading it if it is a hub id.
 pub(crate) fn open(args: &ModelArgs, shell: &Shell) -> Result<Checkpoint> {
-    let Some(path) = &args.model else { return Ok(demo::open()?) };
+    let versioned = |what: &str| {
+        let Some(revision) = &args.revision else { return Ok(()) };
+        bail!("--revision {revision}: {what}; leave it out, or name a hub id with --model org/name")
+    };
+    let Some(path) = &args.model else {
+        versioned("the built-in model has no other version")?;
+        return Ok(demo::open()?);
+    };
     if !path.exists() {
+        if path.to_str().is_some_and(|id| id.contains('@')) {
+            versioned("--model names a revision already")?;
+        }
         if let Some(id) = path.to_str().filter(|id| is_hub_id(id)) {
             return download(id, args, shell);
         }
@@ -95,7 +114,13 @@ pub(crate) fn open(args: &ModelArgs, shell: &Shell) -> Result<Checkpoint> {
             path.display()
         );
     }
-    refuse_bundle(path)?;
+    versioned("--model is a path on this machine")?;
+    if Bundle::is_bundle(path) {
+        let bundle = Bundle::open(path)?;
+        let weights = BundleWeights::open(&bundle)?;
+        return Ok(Checkpoint::with_weights(path, Arc::new(weights))?);
+    }
+    refuse_package(path)?;
     Ok(Checkpoint::open(path)?)
 }
 
@@ -118,12 +143,10 @@ pub(crate) fn template(checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Result
     Ok(template.unwrap_or_else(|| ChatTemplate::fallback(tokens))?)
 }
 
-fn refuse_bundle(path: &Path) -> Result<()> {
-    let is_package = path.extension().is_some_and(|e| e == "mlpackage" || e == "mlmodelc");
-    if is_package || (path.join("manifest.json").exists() && !path.join("config.json").exists()) {
+fn refuse_package(path: &Path) -> Result<()> {
+    if path.extension().is_some_and(|e| e == "mlpackage" || e == "mlmodelc") {
         bail!(
-            "--model {}: this is a bundle or Core ML package, which this version cannot run yet; \
-             pass the checkpoint it was made from",
+            "--model {}: this is one Core ML package; pass the bundle it belongs to, or the checkpoint it was made from",
             path.display()
         );
     }

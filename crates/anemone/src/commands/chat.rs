@@ -110,7 +110,8 @@ impl Input {
                     Ok(Some(line))
                 }
                 Err(ReadlineError::Eof | ReadlineError::Interrupted) => Ok(None),
-                Err(error) => Err(anyhow!(error).context("cannot read from the terminal")),
+                Err(error) => Err(anyhow!(error)
+                    .context("cannot read from the terminal; send UTF-8, or pipe the lines into stdin")),
             },
             Self::Plain => {
                 let mut bytes = Vec::new();
@@ -188,6 +189,7 @@ impl Chat {
     }
 
     fn turn(&mut self, text: &str) -> Result<Next> {
+        generation::refuse_hopeless(&self.tokenizer, text, self.loaded.engine.context_len())?;
         self.messages.push(Message::user(text));
         let result = self.answer();
         match result {
@@ -198,8 +200,8 @@ impl Chat {
                 self.messages.pop();
                 return Err(match error.downcast_ref() {
                     Some(anemone_session::Error::PromptTooLong { prompt, context }) => anyhow!(
-                        "the conversation is {prompt} tokens and the context holds {context}; \
-                         /reset starts over, --ctx makes more room"
+                        "the conversation is {prompt} tokens and the context holds {context}; {}",
+                        self.room()
                     ),
                     _ => error,
                 });
@@ -231,12 +233,21 @@ impl Chat {
         self.say(&stats::line(&answer, held, context));
         if generation::ran_out_of_context(&answer) {
             output::note(&format!(
-                "the context of {context} tokens is full and the answer was cut; \
-                 /reset starts over, --ctx makes more room"
+                "the context of {context} tokens is full and the answer was cut; {}",
+                self.room()
             ));
         }
         let broken_off = answer.finish_reason == FinishReason::Cancelled && answer.token_ids.is_empty();
         Ok((!broken_off).then_some(answer.text))
+    }
+
+    /// What to do about a full context.
+    fn room(&self) -> &'static str {
+        if self.loaded.has_longest_context() {
+            "/reset starts over"
+        } else {
+            "/reset starts over, --ctx makes more room"
+        }
     }
 
     fn save(&self, path: &Path) -> Result<()> {

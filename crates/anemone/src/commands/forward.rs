@@ -130,9 +130,13 @@ fn check(args: &Args, tokens: &[u32], loaded: &Loaded) -> Result<()> {
     let (needed, context) = (tokens.len().saturating_add(args.greedy), loaded.engine.context_len());
     ensure!(
         needed <= context,
-        "{} tokens and --greedy {} do not fit the context of {context}; shorten {flag} or raise --ctx",
-        tokens.len(),
-        args.greedy
+        "{flag}: {needed} tokens{} do not fit the context of {context}; {}",
+        if args.greedy > 0 { format!(", {} of --greedy among them,", args.greedy) } else { String::new() },
+        if loaded.has_longest_context() {
+            "that is the model's limit: ask for fewer"
+        } else {
+            "ask for fewer or raise --ctx"
+        }
     );
     Ok(())
 }

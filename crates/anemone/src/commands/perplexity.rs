@@ -24,7 +24,7 @@ pub(crate) struct Args {
     /// The text
     #[arg(long, short = 'f', value_name = "TEXT")]
     file: PathBuf,
-    /// Where parts are cut; \n and \t are understood
+    /// Where parts are cut; \n, \r, \t and \\ are understood
     #[arg(long, value_name = "S")]
     separator: Option<String>,
     /// Tokens scored in one go, bos and eos included
@@ -131,7 +131,7 @@ fn windows(args: &Args, text: &str, tokenizer: &Tokenizer) -> Result<Windows> {
     match args.separator.as_deref() {
         Some("") => bail!("--separator is empty; leave it out to score the whole text"),
         Some(separator) => {
-            let separator = separator.replace("\\n", "\n").replace("\\t", "\t");
+            let separator = unescape(separator)?;
             // The newline at the end of a file belongs to the file, not to its last part.
             let text = text.strip_suffix('\n').unwrap_or(text);
             let parts = text.split(separator.as_str()).filter(|part| !part.trim().is_empty());
@@ -140,6 +140,24 @@ fn windows(args: &Args, text: &str, tokenizer: &Tokenizer) -> Result<Windows> {
         }
         None => Ok(consecutive(&encode(text)?, bos, args.window)),
     }
+}
+
+fn unescape(separator: &str) -> Result<String> {
+    let mut text = String::new();
+    let mut chars = separator.chars();
+    while let Some(c) = chars.next() {
+        text.push(match (c, if c == '\\' { chars.next() } else { None }) {
+            ('\\', Some('n')) => '\n',
+            ('\\', Some('r')) => '\r',
+            ('\\', Some('t')) => '\t',
+            ('\\', Some('\\')) => '\\',
+            ('\\', _) => {
+                bail!("--separator {separator:?}: a \\ without n, r, t or \\ after it; write \\\\ for one \\")
+            }
+            (c, _) => c,
+        });
+    }
+    Ok(text)
 }
 
 /// Each part's first `window` tokens.
@@ -180,6 +198,13 @@ mod tests {
         let all = consecutive(&[5, 6, 7, 8, 9], Some(1), 3);
         assert_eq!(all.windows, [vec![1, 5, 6], vec![1, 7, 8], vec![1, 9]]);
         assert_eq!(consecutive(&[5, 6, 7], None, 2).windows, [vec![5, 6], vec![7]]);
+    }
+
+    #[test]
+    fn separators_are_unescaped_or_refused() {
+        assert_eq!(unescape(r"\n\t\r\\n-é").unwrap(), "\n\t\r\\n-é");
+        assert!(unescape(r"\q").unwrap_err().to_string().contains(r"write \\"));
+        assert!(unescape(r"a\").is_err());
     }
 
     #[test]

@@ -3,7 +3,7 @@ use std::process::ExitCode;
 
 use anemone_cpu::Arithmetic;
 use anemone_session::{FinishReason, Message, RenderOptions, Tokenizer, generate};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Value, json};
 
 use crate::args::{EngineArgs, ModelArgs, SamplingArgs};
@@ -60,7 +60,8 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     options.skip_special = !args.show_special;
     let mut stream = Stream::new(!args.json, shell.quiet);
     let outcome =
-        generate(&mut loaded.engine, &tokenizer, &ids, &options, &mut |event| stream.on_event(event))?;
+        generate(&mut loaded.engine, &tokenizer, &ids, &options, &mut |event| stream.on_event(event))
+            .map_err(|error| too_long(error, loaded.stack().max_position_embeddings))?;
     let first_token = stream.end()?;
     if args.json {
         let mut report = generation::report(&outcome, first_token);
@@ -80,7 +81,11 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     if !shell.quiet {
         output::note(&stats::line(&outcome, loaded.engine.position(), loaded.engine.context_len()));
         if generation::ran_out_of_context(&outcome) {
-            output::note("the context is full; raise --ctx for a longer text");
+            output::note(if loaded.has_longest_context() {
+                "the context is full, and the model allows no longer one"
+            } else {
+                "the context is full; raise --ctx for a longer text"
+            });
         }
     }
     let cancelled = outcome.finish_reason == FinishReason::Cancelled;
@@ -107,6 +112,16 @@ fn prompt(args: &Args) -> Result<(String, bool)> {
     Ok((demo::PROMPT.to_owned(), true))
 }
 
+/// A larger context is no remedy for a prompt beyond the model's limit.
+fn too_long(error: anemone_session::Error, limit: usize) -> anyhow::Error {
+    match error {
+        anemone_session::Error::PromptTooLong { prompt, .. } if prompt > limit => {
+            anyhow!("the prompt is {prompt} tokens and the model's limit is {limit}; shorten it")
+        }
+        error => error.into(),
+    }
+}
+
 /// Tools and editors end a text with a newline, which is no part of a prompt.
 fn without_newline(mut text: String) -> String {
     if text.ends_with('\n') {
@@ -125,6 +140,7 @@ fn encode(
     loaded: &Loaded,
     tokenizer: &Tokenizer,
 ) -> Result<Vec<u32>> {
+    generation::refuse_hopeless(tokenizer, prompt, loaded.engine.context_len())?;
     if !chat {
         return tokenizer.encode(prompt, true).context("--prompt");
     }

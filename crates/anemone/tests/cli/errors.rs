@@ -2,7 +2,7 @@ use crate::support::{Copy, anemone, anemone_with, command};
 
 #[test]
 fn bad_arguments_name_the_flag() {
-    let usage: [(&[&str], &[&str]); 20] = [
+    let usage: [(&[&str], &[&str]); 21] = [
         (&["run", "--ctx", "0"], &["--ctx", "'0'", "1.."]),
         (&["run", "--ctx", "-5"], &["--ctx", "-5"]),
         (&["run", "--ctx", "99999999999999999999999"], &["--ctx"]),
@@ -11,7 +11,8 @@ fn bad_arguments_name_the_flag() {
         (&["run", "--top-p", "7"], &["--top-p", "from 0 to 1"]),
         (&["run", "--min-p", "NaN"], &["--min-p", "from 0 to 1"]),
         (&["run", "--temperature", "-1"], &["--temperature", "from 0 to 100"]),
-        (&["run", "--top-k", "-1"], &["--top-k"]),
+        (&["run", "--top-k", "-1"], &["--top-k", "whole number, 0 or more"]),
+        (&["run", "-n", "99999999999999999999"], &["--max-new-tokens", "the number is too large"]),
         (&["run", "--repetition-penalty", "0"], &["--repetition-penalty", "from 0.001"]),
         (&["run", "--frequency-penalty", "3"], &["--frequency-penalty", "from -2 to 2"]),
         (&["run", "--seed", "x"], &["--seed"]),
@@ -31,18 +32,30 @@ fn bad_arguments_name_the_flag() {
 
 #[test]
 fn bad_requests_name_the_flag_and_the_remedy() {
-    let cases: [(&[&str], &[&str]); 17] = [
+    let cases: [(&[&str], &[&str]); 23] = [
         (&["run", "--ctx", "99999999"], &["99999999", "2048", "lower --ctx"]),
         (&["run", "--engine", "coreml"], &["--engine coreml", "use --engine cpu"]),
         (&["run", "--engine", "emulator"], &["--engine emulator", "use --engine cpu"]),
         (&["run", "--stop", ""], &["--stop", "leave it out"]),
         (&["run", "--file", "/no/such/file"], &["--file /no/such/file", "check the path"]),
         (&["run", "-p", "once upon a time", "--ctx", "3"], &["5 tokens", "context holds 3", "--ctx"]),
+        (&["run", "-p", "a", "--revision", "v1"], &["--revision v1", "built-in", "leave it out"]),
+        (
+            &["run", "-p", "a", "-m", "o/n@v2", "--revision", "v1"],
+            &["--revision v1", "already", "leave it out"],
+        ),
+        (&["run", "-p", "a", "-m", ".", "--revision", "v1"], &["--revision v1", "a path", "leave it out"]),
+        (&["forward", "--text", "once upon", "--ctx", "1"], &["--text: 3 tokens do not", "raise --ctx"]),
+        (&["convert", "--out", "/", "--force"], &["--out /", "not a bundle", "another place"]),
+        (&["perplexity", "--file", "Cargo.toml", "--separator", "\\q"], &["--separator", "\\\\"]),
         (&["forward", "--tokens", "99999999"], &["--tokens", "99999999", "0 to 2047"]),
         (&["forward", "--tokens", "1,-2"], &["--tokens", "\"-2\"", "1,5,9"]),
         (&["forward", "--tokens", ""], &["--tokens", "1,5,9"]),
         (&["forward", "--text", "", "--no-special"], &["--text", "at least one"]),
-        (&["forward", "--tokens", "1", "--greedy", "99999999"], &["--greedy 99999999", "2048", "--ctx"]),
+        (
+            &["forward", "--tokens", "1", "--greedy", "99999999"],
+            &["100000000 tokens, 99999999 of --greedy", "2048", "ask for fewer"],
+        ),
         (&["forward", "--tokens", "1", "--out", "/no/such/dir/x.safetensors"], &["--out", "create it first"]),
         (&["inspect", "--ctx", "4096"], &["--ctx 4096", "2048", "lower it"]),
         (&["bench", "--pp", "0", "--tg", "0"], &["--pp and --tg", "above 0"]),
@@ -54,6 +67,12 @@ fn bad_requests_name_the_flag_and_the_remedy() {
         anemone(args).fails(1, fragments);
     }
     anemone_with(b"", &["run", "--stdin"]).ok();
+    let long = "once upon ".repeat(3000);
+    anemone_with(long.as_bytes(), &["run", "--stdin"])
+        .fails(1, &["9001 tokens", "limit is 2048", "shorten it"]);
+    let hopeless = vec![b'a'; 2 << 20];
+    anemone_with(&hopeless, &["run", "--stdin"])
+        .fails(1, &["more than 524288 tokens", "holds 2048", "a part"]);
     anemone_with(b"ab\xff", &["run", "--stdin"]).fails(1, &["--stdin", "not UTF-8 at byte 2", "UTF-8"]);
 }
 
@@ -79,7 +98,7 @@ fn models_that_are_not_there() {
     run(&with("m.bin", b"\x80\x02")).fails(1, &["m.bin", "convert"]);
     std::fs::create_dir(empty.path().join("m.mlpackage")).unwrap();
     run(empty.path().join("m.mlpackage").to_str().unwrap())
-        .fails(1, &["m.mlpackage", "cannot run yet", "checkpoint"]);
+        .fails(1, &["m.mlpackage", "pass the bundle", "checkpoint"]);
     anemone(&["run", "-p", "a", "--offline", "--model", "org/name"])
         .fails(1, &["org/name", "offline", "local model directory"]);
     anemone(&["run", "--model", "org/name"]).fails(1, &["no prompt", "--prompt TEXT"]);
