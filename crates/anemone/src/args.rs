@@ -60,9 +60,9 @@ pub(crate) enum EngineName {
     Auto,
     /// The native engine
     Cpu,
-    /// Core ML, which arrives with bundles
+    /// Core ML, which a later version brings
     Coreml,
-    /// The emulator of the neural engine, which arrives with bundles
+    /// The emulator of the Neural Engine, which a later version puts on the command line
     Emulator,
 }
 
@@ -88,7 +88,7 @@ impl EngineArgs {
             EngineName::Emulator => "emulator",
         };
         bail!(
-            "--engine {name} runs bundles, which this version neither writes nor reads yet; use --engine cpu"
+            "--engine {name} is not on the command line of this version yet; use --engine cpu, which runs bundles too"
         )
     }
 

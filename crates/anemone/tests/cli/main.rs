@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 
 mod chat;
+mod convert;
 mod errors;
 mod forward;
 mod goldens;
