@@ -405,6 +405,7 @@ fn io_remedy(error: &io::Error) -> &'static str {
             "make room there and run the command again"
         }
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => "check the permissions",
+        io::ErrorKind::OutOfMemory => "free memory, or raise the limit set by ulimit -v",
         _ => "check that the path exists and is readable",
     }
 }
