@@ -42,11 +42,17 @@ pub(crate) fn options(
     if let Some(at) = args.stop.iter().position(String::is_empty) {
         bail!("--stop: text {} is empty; leave it out", at + 1);
     }
+    let ends = checkpoint.eos_token_ids();
+    for id in ends.iter().filter(|&&id| id as usize >= tokenizer.vocab_size()) {
+        tracing::warn!(
+            "eos_token_id {id} is no token of tokenizer.json and ends nothing; correct it in generation_config.json or config.json"
+        );
+    }
     let own = config.max_new_tokens.map_or(MAX_NEW_TOKENS, |n| n as usize);
     Ok(GenerateOptions {
         sampling,
         max_new_tokens: Some(args.max_new_tokens.unwrap_or(own)),
-        stop_ids: tokenizer.stop_ids(&checkpoint.eos_token_ids()),
+        stop_ids: tokenizer.stop_ids(&ends),
         stop_strings: args.stop.clone(),
         ignore_eos: args.ignore_eos,
         ..GenerateOptions::default()

@@ -207,7 +207,11 @@ fn table(args: &Args, loaded: &Loaded, tests: &[Test], figures: &Figures) -> Str
         let _ = write!(out, "; memory reads {:.1} GB/s", bandwidth / 1e9);
     }
     if let Some(share) = figures.share {
-        let _ = write!(out, " ({:.0}% used)", 100.0 * share);
+        let _ = if share > 1.0 {
+            write!(out, " (less than the decode used: the weights fit a cache, or the machine was busy)")
+        } else {
+            write!(out, " ({:.0}% used)", 100.0 * share)
+        };
     }
     let _ = write!(out, "\nload {:.3} s", loaded.load_seconds);
     if let Some(seconds) = figures.first_token {

@@ -167,6 +167,8 @@ fn damaged_configurations_name_the_key() {
     run(&config("\"num_hidden_layers\": 8", many)).fails(1, &["layer"]);
     run(&Copy::new().replace("generation_config.json", "0.7", "-1"))
         .fails(1, &["generation_config.json", "`temperature`"]);
+    let ran = run(&Copy::new().replace("generation_config.json", "    7\n", "    7777\n")).ok();
+    assert!(ran.stderr.contains("eos_token_id 7777") && ran.stderr.contains("correct it"), "{}", ran.stderr);
     run(&Copy::new().replace("tokenizer.json", "{", "[")).fails(1, &["tokenizer.json", "download"]);
     run(&Copy::new().without("tokenizer.json")).fails(1, &["tokenizer.json", "is missing", "token ids"]);
     run(&Copy::new().without("model.safetensors")).fails(1, &["no safetensors weights"]);
