@@ -54,9 +54,10 @@ struct Job {
 unsafe impl Send for Job {}
 
 impl Pool {
-    /// A team of `threads` threads, at least one; `threads - 1` are started.
+    /// A team of `threads` threads, from 1 to 4096; `threads - 1` are started, fewer if the system refuses more.
     pub fn new(threads: usize) -> Self {
-        let threads = threads.max(1);
+        const MOST: usize = 4096;
+        let threads = threads.clamp(1, MOST);
         let shared = Arc::new(Team {
             gate: AtomicU64::new(0),
             job: Mutex::new(None),
@@ -70,7 +71,9 @@ impl Pool {
         for id in 1..threads {
             let team = Arc::clone(&shared);
             let builder = std::thread::Builder::new().name(format!("anemone-{id}"));
-            workers.push(builder.spawn(move || team.work(id)).expect("the system can start a thread"));
+            // The share of a thread that is not there is done by the others.
+            let Ok(worker) = builder.spawn(move || team.work(id)) else { break };
+            workers.push(worker);
         }
         Self { shared, workers, turn: Mutex::new(()) }
     }
@@ -83,7 +86,7 @@ impl Pool {
     /// Calls `run(thread, task)` once for every task in `0..tasks` and returns when all are done.
     ///
     /// Each thread takes its own contiguous share in order, then helps the others. A worker the system does not let run in time
-    /// is not waited for: the others do its share. A panic in a task is resumed here.
+    /// is not waited for: the others do its share. A panic in a task is resumed here. Tasks may not call `run` of the same pool.
     pub fn run(&self, tasks: usize, run: &(dyn Fn(usize, usize) + Sync)) {
         if tasks <= 1 || self.workers.is_empty() {
             (0..tasks).for_each(|task| run(0, task));
