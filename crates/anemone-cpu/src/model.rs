@@ -228,6 +228,8 @@ impl Model {
         parts.push(self.head.bytes().clone());
         let slices: Vec<&[u8]> = parts.iter().map(|b| &b[..]).collect();
         let mut packed = Bytes::packed(&slices).map_err(Error::Pack)?;
+        // The copy replaces them; their pages need not stay.
+        parts.iter().for_each(Bytes::release);
         drop(parts);
         let moved = |tensor: &Tensor, bytes| {
             Tensor::new(tensor.dtype(), tensor.shape().clone(), bytes).expect("the copy has the same length")

@@ -11,6 +11,8 @@ use memmap2::{Mmap, MmapMut};
 pub struct Bytes {
     owner: Owner,
     range: Range<usize>,
+    /// Whether the owner is a mapped file and not memory of our own.
+    file: bool,
 }
 
 #[derive(Clone)]
@@ -32,7 +34,7 @@ impl Bytes {
         #[allow(unsafe_code, reason = "memory mapping is this crate's charge")]
         let map = unsafe { Mmap::map(file)? };
         let range = 0..map.len();
-        Ok(Self { owner: Owner::Mapped(Arc::new(map)), range })
+        Ok(Self { owner: Owner::Mapped(Arc::new(map)), range, file: true })
     }
 
     /// Copies several runs of bytes into one private area, in 2 MiB pages where the system has them.
@@ -52,12 +54,15 @@ impl Bytes {
         let _ = area.advise(memmap2::Advice::HugePage);
         fill(&mut area, parts, &ranges);
         let area = Arc::new(area.make_read_only()?);
-        Ok(ranges.into_iter().map(|range| Self { owner: Owner::Mapped(Arc::clone(&area)), range }).collect())
+        Ok(ranges
+            .into_iter()
+            .map(|range| Self { owner: Owner::Mapped(Arc::clone(&area)), range, file: false })
+            .collect())
     }
 
     /// Bytes compiled into the program.
     pub const fn from_static(bytes: &'static [u8]) -> Self {
-        Self { owner: Owner::Static(bytes), range: 0..bytes.len() }
+        Self { owner: Owner::Static(bytes), range: 0..bytes.len(), file: false }
     }
 
     /// A sub-range, sharing the owner; `None` when it does not fit.
@@ -66,7 +71,26 @@ impl Bytes {
             return None;
         }
         let start = self.range.start + range.start;
-        Some(Self { owner: self.owner.clone(), range: start..start + range.len() })
+        Some(Self { owner: self.owner.clone(), range: start..start + range.len(), file: self.file })
+    }
+
+    /// Gives a mapped file's pages back to the system; a later read brings them in again.
+    pub fn release(&self) {
+        #[cfg(target_os = "linux")]
+        if let Owner::Mapped(map) = &self.owner
+            && self.file
+        {
+            const PAGE: usize = 4096;
+            let start = self.range.start.next_multiple_of(PAGE);
+            if let Some(len) = (self.range.end / PAGE * PAGE).checked_sub(start) {
+                // SAFETY: the map is of a file and never written, so a dropped page reads the same when it comes back.
+                #[allow(unsafe_code, reason = "memory mapping is this crate's charge")]
+                let refused =
+                    unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, len) };
+                // A refusal only means that the pages stay.
+                drop(refused);
+            }
+        }
     }
 
     /// Touches a mapped file's pages, so that a later pass over them does not stop for each.
@@ -83,7 +107,7 @@ impl Bytes {
 
     /// Whether the bytes are part of a mapped file.
     pub fn is_mapped(&self) -> bool {
-        matches!(self.owner, Owner::Mapped(_))
+        self.file
     }
 
     fn whole(&self) -> &[u8] {
@@ -118,7 +142,7 @@ fn fill(area: &mut [u8], parts: &[&[u8]], ranges: &[Range<usize>]) {
 impl From<Vec<u8>> for Bytes {
     fn from(bytes: Vec<u8>) -> Self {
         let range = 0..bytes.len();
-        Self { owner: Owner::Owned(bytes.into()), range }
+        Self { owner: Owner::Owned(bytes.into()), range, file: false }
     }
 }
 
@@ -153,6 +177,18 @@ mod tests {
             assert_eq!(&bytes[..], part);
             assert!(bytes.as_ptr().addr().is_multiple_of(64));
         }
+    }
+
+    #[test]
+    fn released_pages_read_the_same_again() {
+        let path = std::env::temp_dir().join(format!("anemone-release-{}", std::process::id()));
+        let content: Vec<u8> = (0..100_000u32).map(|i| (i % 251) as u8).collect();
+        std::fs::write(&path, &content).unwrap();
+        let bytes = Bytes::map(&File::open(&path).unwrap()).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        bytes.touch();
+        bytes.slice(5..99_990).unwrap().release();
+        assert_eq!(bytes[..], content);
     }
 
     #[test]
