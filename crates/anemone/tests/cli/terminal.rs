@@ -21,7 +21,8 @@ impl Terminal {
             .map(|word| format!("'{}'", word.to_str().unwrap()))
             .collect();
         let mut script = Command::new("timeout");
-        script.args(["30", "script", "-qec", &words.join(" "), "/dev/null"]);
+        // A shell that stayed in between would take Ctrl-C as well and end with a code of its own.
+        script.args(["30", "script", "-qec", &format!("exec {}", words.join(" ")), "/dev/null"]);
         script.env("TERM", "xterm").env_remove("NO_COLOR").envs(variables.iter().copied());
         script.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let available = Command::new("script").arg("--version").stdout(Stdio::null()).status();
