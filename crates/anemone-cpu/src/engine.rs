@@ -179,6 +179,8 @@ impl Engine {
         }
         if tokens.len() > 1 {
             self.state.mark();
+        } else {
+            self.model.count_pass();
         }
         let logits = &self.logits[..rows * vocab];
         if let Some(at) = logits.iter().position(|v| !v.is_finite()) {

@@ -1,6 +1,6 @@
 //! A pass over some tokens: embedding, blocks, final norm, head.
 
-use anemone_kernels::{Context, MatrixView, Product, matmul, rms_norm, rope_table, widen_row};
+use anemone_kernels::{Context, Product, matmul, rms_norm, rope_table, widen_row};
 
 use crate::layer::{self, Pass};
 use crate::model::Model;
@@ -57,13 +57,12 @@ pub(crate) fn head(
         tap("model.embedding_norm", &normed);
     }
     rms_norm(context, x, &norm.weight, norm.eps, s.act.output(count * hidden));
-    let weight = MatrixView::new(&model.head).expect("the head is a checked matrix of floats");
-    let weight = weight.with_sequential(model.packed);
+    let weight = model.head.view();
     matmul(context, s.act.input(count * hidden), count, &mut [Product { weight, bias: None, out: logits }]);
 }
 
 fn embed(model: &Model, tokens: &[u32], x: &mut [f32]) {
-    let table = &model.embedding;
+    let table = model.embedding();
     let row_bytes = model.stack.hidden_size * table.dtype().size();
     for (x, &token) in x.chunks_exact_mut(model.stack.hidden_size).zip(tokens) {
         let at = token as usize * row_bytes;

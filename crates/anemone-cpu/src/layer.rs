@@ -54,7 +54,7 @@ fn add_normed(context: &Context, norm: Option<&NormWeight>, s: &mut Scratch, n: 
 }
 
 pub(crate) fn product<'a>(linear: &'a LinearWeight, out: &'a mut [f32]) -> Product<'a> {
-    Product { weight: linear.view(), bias: linear.bias.as_deref(), out }
+    Product { weight: linear.weight.view(), bias: linear.bias.as_deref(), out }
 }
 
 fn attend(

@@ -10,9 +10,11 @@ mod engine;
 mod error;
 mod forward;
 mod layer;
+mod matrix;
 mod model;
 mod moe;
 mod options;
+mod promote;
 mod scratch;
 mod state;
 

@@ -1,20 +1,22 @@
 use anemone_checkpoint::{Weights, scan_non_finite};
-use anemone_kernels::{AttentionShape, MatrixView};
+use anemone_kernels::AttentionShape;
 use anemone_models::{Ffn, Gated, Linear, Mixer, Norm, Rope, Stack, WeightRef};
-use anemone_tensor::{Bytes, Tensor};
+use anemone_tensor::Tensor;
 
+use crate::matrix::Matrix;
+use crate::promote::Promotion;
 use crate::{Error, Layout};
 
 /// A stack with its weights resolved, ready to run; immutable and shared by engines.
 #[derive(Debug)]
 pub struct Model {
     pub(crate) stack: Stack,
-    pub(crate) embedding: Tensor,
+    /// The embedding, where it is not the head.
+    embedding: Option<Tensor>,
     pub(crate) blocks: Vec<Block>,
     pub(crate) final_norm: NormWeight,
-    pub(crate) head: Tensor,
-    /// Whether the matrices lie in large pages of our own.
-    pub(crate) packed: bool,
+    pub(crate) head: Matrix,
+    pub(crate) promotion: Promotion,
     /// Distinct rotations, each layer refers to one.
     pub(crate) ropes: Vec<RopeTable>,
 }
@@ -45,17 +47,8 @@ pub(crate) struct NormWeight {
 #[derive(Debug)]
 pub(crate) struct LinearWeight {
     name: String,
-    weight: Tensor,
-    /// Whether it lies in large pages of our own.
-    packed: bool,
+    pub(crate) weight: Matrix,
     pub(crate) bias: Option<Vec<f32>>,
-}
-
-impl LinearWeight {
-    pub(crate) fn view(&self) -> MatrixView<'_> {
-        let view = MatrixView::new(&self.weight).expect("a linear weight is a checked matrix of floats");
-        view.with_sequential(self.packed)
-    }
 }
 
 #[derive(Debug)]
@@ -122,16 +115,22 @@ impl Model {
     /// Resolves the weights of a checked stack. Small tensors are widened; matrices stay as stored.
     pub fn load(stack: Stack, weights: &dyn Weights, layout: Layout) -> Result<Self, Error> {
         let mut loader = Loader { weights, ropes: Vec::new() };
-        let embedding = stack.embedding.load(weights)?;
-        let head = if stack.is_tied() { embedding.clone() } else { stack.head.load(weights)? };
+        let tied = stack.is_tied();
+        let head = Matrix::new(if tied { &stack.embedding } else { &stack.head }.load(weights)?);
+        let embedding = if tied { None } else { Some(stack.embedding.load(weights)?) };
         let blocks = stack.blocks.iter().map(|b| loader.block(b)).collect::<Result<_, _>>()?;
         let final_norm = loader.norm(&stack.final_norm)?;
-        let mut model =
-            Self { embedding, blocks, final_norm, head, packed: false, ropes: loader.ropes, stack };
+        let promotion = Promotion::new(layout);
+        let model = Self { embedding, blocks, final_norm, head, promotion, ropes: loader.ropes, stack };
         if layout == Layout::Packed {
             model.pack()?;
         }
         Ok(model)
+    }
+
+    /// The embedding matrix, `[vocab_size, hidden]`.
+    pub(crate) fn embedding(&self) -> &Tensor {
+        self.embedding.as_ref().unwrap_or_else(|| self.head.tensor())
     }
 
     /// The description the model was loaded from.
@@ -141,18 +140,20 @@ impl Model {
 
     /// Brings the pages of mapped matrices in before a pass needs them, unless they would crowd the memory.
     pub fn touch(&self) {
-        let bytes: u64 = self.linears().iter().map(|l| l.weight.bytes().len() as u64).sum();
+        let matrices = self.matrices();
+        let bytes: u64 = matrices.iter().map(|m| m.stored().len() as u64).sum();
         if crate::engine::available_mib().is_some_and(|free| bytes >> 20 < free) {
-            self.linears().iter().for_each(|l| l.weight.bytes().touch());
-            self.head.bytes().touch();
+            for matrix in matrices {
+                matrix.tensor().bytes().touch();
+            }
         }
     }
 
     /// Bytes of weights a decode step reads: every matrix once, one embedding row, only the chosen experts.
     pub fn bytes_per_token(&self) -> u64 {
-        let size = |l: &LinearWeight| l.weight.bytes().len() as u64;
+        let size = |l: &LinearWeight| l.weight.stored().len() as u64;
         let gated = |g: &GatedWeights| size(&g.gate) + size(&g.up) + size(&g.down);
-        let mut bytes = self.head.bytes().len() as u64;
+        let mut bytes = self.head.stored().len() as u64;
         for block in &self.blocks {
             bytes += match &block.mixer {
                 MixerWeights::Attention(a) => {
@@ -175,9 +176,9 @@ impl Model {
         let bad = |name: &str, tensor: &Tensor| {
             scan_non_finite(tensor).map(|index| Error::NonFiniteWeight { name: name.to_string(), index })
         };
-        bad(&self.stack.embedding.name, &self.embedding)
-            .or_else(|| self.linears().into_iter().find_map(|l| bad(&l.name, &l.weight)))
-            .or_else(|| bad(&self.stack.head.name, &self.head))
+        bad(&self.stack.embedding.name, self.embedding())
+            .or_else(|| self.linears().into_iter().find_map(|l| bad(&l.name, l.weight.tensor())))
+            .or_else(|| bad(&self.stack.head.name, self.head.tensor()))
     }
 
     /// Every linear map of the blocks, in the order a pass reads them.
@@ -201,50 +202,9 @@ impl Model {
         all
     }
 
-    fn linears_mut(&mut self) -> Vec<&mut LinearWeight> {
-        let mut all = Vec::new();
-        for block in &mut self.blocks {
-            match &mut block.mixer {
-                MixerWeights::Attention(a) => {
-                    let AttentionWeights { q, k, v, o, gate, .. } = &mut **a;
-                    all.extend([q, k, v].into_iter().chain(gate).chain([o]));
-                }
-                MixerWeights::ShortConv(c) => all.extend([&mut c.in_proj, &mut c.out_proj]),
-            }
-            match &mut block.ffn {
-                FfnWeights::Gated(g) => all.extend([&mut g.gate, &mut g.up, &mut g.down]),
-                FfnWeights::Moe(m) => {
-                    all.push(&mut m.router);
-                    all.extend(m.experts.iter_mut().flat_map(|g| [&mut g.gate, &mut g.up, &mut g.down]));
-                }
-            }
-        }
-        all
-    }
-
-    /// Moves every matrix to one run of 2 MiB pages, in the order a pass reads them.
-    fn pack(&mut self) -> Result<(), Error> {
-        let mut parts: Vec<Bytes> = self.linears().into_iter().map(|l| l.weight.bytes().clone()).collect();
-        parts.push(self.head.bytes().clone());
-        let slices: Vec<&[u8]> = parts.iter().map(|b| &b[..]).collect();
-        let mut packed = Bytes::packed(&slices).map_err(Error::Pack)?;
-        // The copy replaces them; their pages need not stay.
-        parts.iter().for_each(Bytes::release);
-        drop(parts);
-        let moved = |tensor: &Tensor, bytes| {
-            Tensor::new(tensor.dtype(), tensor.shape().clone(), bytes).expect("the copy has the same length")
-        };
-        let head = packed.pop().expect("the head was packed last");
-        self.head = moved(&self.head, head);
-        self.packed = true;
-        if self.stack.is_tied() {
-            self.embedding = self.head.clone();
-        }
-        for (linear, bytes) in self.linears_mut().into_iter().zip(packed) {
-            linear.weight = moved(&linear.weight, bytes);
-            linear.packed = true;
-        }
-        Ok(())
+    /// Every matrix a pass multiplies by, in the order it reads them.
+    pub(crate) fn matrices(&self) -> Vec<&Matrix> {
+        self.linears().into_iter().map(|l| &l.weight).chain([&self.head]).collect()
     }
 }
 
@@ -320,9 +280,8 @@ impl Loader<'_> {
 
     fn linear(&self, linear: &Linear) -> Result<LinearWeight, Error> {
         Ok(LinearWeight {
-            packed: false,
             name: linear.weight.name.clone(),
-            weight: linear.weight.load(self.weights)?,
+            weight: Matrix::new(linear.weight.load(self.weights)?),
             bias: linear.bias.as_ref().map(|b| self.values(b)).transpose()?,
         })
     }

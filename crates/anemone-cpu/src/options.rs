@@ -11,8 +11,11 @@ pub enum Arithmetic {
 /// Where weights are read from while computing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Layout {
-    /// Straight from the checkpoint's mapped files; costs no memory of our own.
+    /// From the mapped files at first; a run that goes on decoding moves a large model to a private copy as in
+    /// [`Layout::Packed`], bit by bit, where the system has large pages and room. The files' pages are given back.
     #[default]
+    Auto,
+    /// Straight from the checkpoint's mapped files; costs no memory of our own.
     Mapped,
     /// A private copy in 2 MiB pages, in the order a pass reads them; costs the weights' size in memory and a copy at load.
     Packed,

@@ -4,7 +4,7 @@ use std::io;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-use memmap2::{Mmap, MmapMut};
+use memmap2::{Mmap, MmapRaw};
 
 /// A cheaply clonable, read-only range of bytes: owned memory or part of a mapped file.
 #[derive(Clone)]
@@ -18,6 +18,8 @@ pub struct Bytes {
 #[derive(Clone)]
 enum Owner {
     Mapped(Arc<Mmap>),
+    /// Memory of an [`crate::Arena`]; the bytes' range is never written again.
+    Arena(Arc<MmapRaw>),
     Owned(Arc<[u8]>),
     Static(&'static [u8]),
 }
@@ -35,29 +37,6 @@ impl Bytes {
         let map = unsafe { Mmap::map(file)? };
         let range = 0..map.len();
         Ok(Self { owner: Owner::Mapped(Arc::new(map)), range, file: true })
-    }
-
-    /// Copies several runs of bytes into one private area, in 2 MiB pages where the system has them.
-    ///
-    /// Each run starts at a multiple of 64 bytes.
-    pub fn packed(parts: &[&[u8]]) -> io::Result<Vec<Self>> {
-        let mut total = 0usize;
-        let mut ranges = Vec::with_capacity(parts.len());
-        for part in parts {
-            let start = total.next_multiple_of(64);
-            total = start + part.len();
-            ranges.push(start..total);
-        }
-        let mut area = MmapMut::map_anon(total.max(1))?;
-        #[cfg(target_os = "linux")]
-        // A refusal only costs speed.
-        let _ = area.advise(memmap2::Advice::HugePage);
-        fill(&mut area, parts, &ranges);
-        let area = Arc::new(area.make_read_only()?);
-        Ok(ranges
-            .into_iter()
-            .map(|range| Self { owner: Owner::Mapped(Arc::clone(&area)), range, file: false })
-            .collect())
     }
 
     /// Bytes compiled into the program.
@@ -110,33 +89,10 @@ impl Bytes {
         self.file
     }
 
-    fn whole(&self) -> &[u8] {
-        match &self.owner {
-            Owner::Mapped(map) => map,
-            Owner::Owned(bytes) => bytes,
-            Owner::Static(bytes) => bytes,
-        }
+    /// A finished range of an arena.
+    pub(crate) fn of_arena(area: &Arc<MmapRaw>, range: Range<usize>) -> Self {
+        Self { owner: Owner::Arena(Arc::clone(area)), range, file: false }
     }
-}
-
-/// Copies each part to its range, which are in order and apart. First touches of fresh pages are the cost, so threads share it.
-fn fill(area: &mut [u8], parts: &[&[u8]], ranges: &[Range<usize>]) {
-    const PIECE: usize = 8 << 20;
-    let mut jobs = Vec::new();
-    let (mut rest, mut at) = (area, 0);
-    for (part, range) in parts.iter().zip(ranges) {
-        let (_, tail) = rest.split_at_mut(range.start - at);
-        let (target, tail) = tail.split_at_mut(part.len());
-        jobs.extend(target.chunks_mut(PIECE).zip(part.chunks(PIECE)));
-        (rest, at) = (tail, range.end);
-    }
-    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(8);
-    let share = jobs.len().div_ceil(threads).max(1);
-    std::thread::scope(|scope| {
-        for jobs in jobs.chunks_mut(share) {
-            scope.spawn(move || jobs.iter_mut().for_each(|(target, part)| target.copy_from_slice(part)));
-        }
-    });
 }
 
 impl From<Vec<u8>> for Bytes {
@@ -150,7 +106,12 @@ impl Deref for Bytes {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.whole()[self.range.clone()]
+        match &self.owner {
+            Owner::Mapped(map) => &map[self.range.clone()],
+            Owner::Arena(area) => crate::arena::finished(area, &self.range),
+            Owner::Owned(bytes) => &bytes[self.range.clone()],
+            Owner::Static(bytes) => &bytes[self.range.clone()],
+        }
     }
 }
 
@@ -158,6 +119,7 @@ impl fmt::Debug for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self.owner {
             Owner::Mapped(_) => "mapped",
+            Owner::Arena(_) => "copied",
             Owner::Owned(_) => "owned",
             Owner::Static(_) => "static",
         };
@@ -168,16 +130,6 @@ impl fmt::Debug for Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn packed_runs_keep_their_content_and_alignment() {
-        let parts: [&[u8]; 3] = [&[1, 2, 3], &[], &[4; 100]];
-        let packed = Bytes::packed(&parts).unwrap();
-        for (bytes, part) in packed.iter().zip(parts) {
-            assert_eq!(&bytes[..], part);
-            assert!(bytes.as_ptr().addr().is_multiple_of(64));
-        }
-    }
 
     #[test]
     fn released_pages_read_the_same_again() {

@@ -2,12 +2,14 @@
 //!
 //! This crate knows nothing of models, files' formats or arithmetic: it is the vocabulary the others share.
 
+mod arena;
 mod bytes;
 mod dtype;
 mod metrics;
 mod shape;
 mod tensor;
 
+pub use arena::Arena;
 pub use bytes::Bytes;
 pub use dtype::DType;
 pub use metrics::{Comparison, argmax, compare, cosine, kl_divergence, max_abs_diff};

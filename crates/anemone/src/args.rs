@@ -37,8 +37,8 @@ pub(crate) struct EngineArgs {
     /// Compute in f32 throughout: slower, and the same on every machine up to rounding
     #[arg(long)]
     pub(crate) exact: bool,
-    /// Where weights are read from: the mapped files, or a private copy in large pages
-    #[arg(long, value_name = "LAYOUT", default_value = "mapped")]
+    /// Where weights are read from
+    #[arg(long, value_name = "LAYOUT", default_value = "auto")]
     pub(crate) layout: LayoutName,
     /// What runs the model
     #[arg(long, value_name = "ENGINE", default_value = "auto")]
@@ -50,7 +50,11 @@ pub(crate) struct EngineArgs {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LayoutName {
+    /// The mapped files first; a long run moves to large pages
+    Auto,
+    /// The mapped files
     Mapped,
+    /// A private copy in large pages, made at load
     Packed,
 }
 
@@ -98,6 +102,7 @@ impl EngineArgs {
 
     pub(crate) fn layout(&self) -> Layout {
         match self.layout {
+            LayoutName::Auto => Layout::Auto,
             LayoutName::Mapped => Layout::Mapped,
             LayoutName::Packed => Layout::Packed,
         }

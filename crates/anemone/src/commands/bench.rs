@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use clap::builder::RangedU64ValueParser;
@@ -20,7 +21,8 @@ use measure::{Kind, Test};
 /// Measure prefill and decode rates
 ///
 /// Prefill (pp) feeds N tokens at once, decode (tg) N tokens one by one, both after --depth tokens; token ids are
-/// random. Everything runs once unmeasured before it is measured. The bandwidth probe reads a private buffer with
+/// random. Everything runs once unmeasured before it is measured, with the weights where a long run has them
+/// (--layout); what moving them there takes is shown. The bandwidth probe reads a private buffer with
 /// all threads, to show which part of the memory's speed the decoding uses.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  anemone bench --model ./LFM2-350M\n  \
@@ -77,6 +79,8 @@ struct Figures {
     /// Share of the bandwidth that the first decode test used.
     share: Option<f64>,
     rss: machine::Rss,
+    /// Seconds to move the weights to large pages, where they were moved.
+    settle_seconds: Option<f64>,
     first_token: Option<f64>,
 }
 
@@ -97,6 +101,9 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     );
     let vocab = loaded.stack().vocab_size as u64;
     let tokens = measure::random_tokens(args.seed, needed, vocab);
+    let clock = Instant::now();
+    let settled = args.engine.layout == LayoutName::Auto && loaded.engine.model().settle();
+    let settle_seconds = settled.then(|| clock.elapsed().as_secs_f64());
     measure::run(&mut loaded.engine, &mut tests, &tokens, args.depth, args.repeat)?;
     let rss = machine::rss();
     let threads = loaded.engine.context().pool().threads();
@@ -108,6 +115,7 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
         bandwidth,
         share: decode.zip(bandwidth).map(|(t, b)| t.mean() * bytes_per_token as f64 / b),
         rss,
+        settle_seconds,
         first_token: tests.iter().find(|t| t.kind == Kind::Prefill).map(|t| t.tokens as f64 / t.median()),
     };
     if let Some(path) = &args.svg {
@@ -132,8 +140,10 @@ fn arithmetic(args: &Args) -> &'static str {
     if args.engine.exact { "exact" } else { "fast" }
 }
 
-fn layout(args: &Args) -> &'static str {
+fn layout(args: &Args, figures: &Figures) -> &'static str {
     match args.engine.layout {
+        LayoutName::Auto if figures.settle_seconds.is_some() => "auto (packed)",
+        LayoutName::Auto => "auto (mapped)",
         LayoutName::Mapped => "mapped",
         LayoutName::Packed => "packed",
     }
@@ -146,7 +156,7 @@ fn report(args: &Args, loaded: &Loaded, tests: &[Test], figures: &Figures) -> Va
     report.insert("threads".into(), context.pool().threads().into());
     report.insert("level".into(), context.level().name().into());
     report.insert("arithmetic".into(), arithmetic(args).into());
-    report.insert("layout".into(), layout(args).into());
+    report.insert("layout".into(), layout(args, figures).into());
     report.insert("depth".into(), args.depth.into());
     report.insert("repeat".into(), args.repeat.into());
     let row = |t: &Test| {
@@ -167,6 +177,7 @@ fn report(args: &Args, loaded: &Loaded, tests: &[Test], figures: &Figures) -> Va
     report.insert("rss_anon_bytes".into(), json!(figures.rss.anon));
     report.insert("rss_file_bytes".into(), json!(figures.rss.file));
     report.insert("load_seconds".into(), loaded.load_seconds.into());
+    report.insert("settle_seconds".into(), json!(figures.settle_seconds));
     report.insert("time_to_first_token_seconds".into(), json!(figures.first_token));
     Value::Object(report)
 }
@@ -179,7 +190,7 @@ fn table(args: &Args, loaded: &Loaded, tests: &[Test], figures: &Figures) -> Str
         context.pool().threads(),
         context.level().name(),
         arithmetic(args),
-        layout(args),
+        layout(args, figures),
         args.depth
     );
     let _ = writeln!(out, "{:<10} {:>22} {:>10} {:>10} {:>10}", "test", "tok/s", "median", "min", "max");
@@ -214,6 +225,9 @@ fn table(args: &Args, loaded: &Loaded, tests: &[Test], figures: &Figures) -> Str
         };
     }
     let _ = write!(out, "\nload {:.3} s", loaded.load_seconds);
+    if let Some(seconds) = figures.settle_seconds {
+        let _ = write!(out, ", {seconds:.3} s more to large pages, after the first tokens");
+    }
     if let Some(seconds) = figures.first_token {
         let _ = write!(out, ", first token after {seconds:.3} s");
     }

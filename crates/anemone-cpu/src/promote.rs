@@ -1,0 +1,121 @@
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use anemone_tensor::Arena;
+
+use crate::matrix::Matrix;
+use crate::model::Model;
+use crate::{Error, Layout};
+
+/// Passes of one token after which copying starts. A copy costs as much time as decoding some 30 tokens, and on virtual
+/// machines where fresh memory is slow twice that; it gives a tenth to a third: a run that has come this far is likely
+/// to go on long enough.
+const START: usize = 256;
+/// Passes over which the copying is spread, so that no token waits long.
+const SPREAD: usize = 64;
+/// Models below this are read from the caches wherever they lie.
+const SMALLEST: usize = 64 << 20;
+/// Memory left to others, in MiB.
+const MARGIN_MIB: u64 = 512;
+
+/// The state of copying a model's matrices to large pages.
+#[derive(Debug)]
+pub(crate) struct Promotion {
+    passes: AtomicUsize,
+    work: Mutex<Work>,
+}
+
+#[derive(Debug)]
+enum Work {
+    Waiting,
+    Copying { arena: Arena, next: usize },
+    Over,
+}
+
+impl Promotion {
+    pub(crate) fn new(layout: Layout) -> Self {
+        let work = if layout == Layout::Mapped { Work::Over } else { Work::Waiting };
+        Self { passes: AtomicUsize::new(0), work: Mutex::new(work) }
+    }
+}
+
+impl Model {
+    /// Ends the copying to large pages, if the layout and the machine allow it; whether the weights are there now.
+    ///
+    /// Without it the copying goes on bit by bit as tokens are decoded.
+    pub fn settle(&self) -> bool {
+        if self.may_promote() {
+            // A refusal leaves the model as it is.
+            let _ = self.copy(usize::MAX);
+        }
+        self.is_packed()
+    }
+
+    /// Whether every matrix is in large pages of our own.
+    pub fn is_packed(&self) -> bool {
+        self.matrices().iter().all(|m| m.is_copied())
+    }
+
+    /// Counts a pass of one token, and copies a share of the weights when it is time.
+    pub(crate) fn count_pass(&self) {
+        let passes = self.promotion.passes.fetch_add(1, Ordering::Relaxed);
+        if (START..=START + SPREAD).contains(&passes) && (passes > START || self.may_promote()) {
+            let _ = self.copy(self.matrix_bytes() / SPREAD + 1);
+        }
+    }
+
+    /// Copies every matrix at once.
+    pub(crate) fn pack(&self) -> Result<(), Error> {
+        self.copy(usize::MAX)
+    }
+
+    fn matrix_bytes(&self) -> usize {
+        self.matrices().iter().map(|m| m.stored().len()).sum()
+    }
+
+    /// Whether copying is worth it here: a large model in mapped files, large pages, and room.
+    fn may_promote(&self) -> bool {
+        let bytes = self.matrix_bytes();
+        let allowed = bytes >= SMALLEST
+            && self.matrices().iter().all(|m| m.stored().is_mapped())
+            && has_large_pages()
+            && crate::engine::available_mib().is_some_and(|free| (bytes >> 20) as u64 + MARGIN_MIB < free);
+        if !allowed {
+            *self.promotion.work.lock().unwrap_or_else(PoisonError::into_inner) = Work::Over;
+        }
+        allowed
+    }
+
+    /// Copies the next matrices, in the order a pass reads them, until `budget` bytes are done.
+    fn copy(&self, budget: usize) -> Result<(), Error> {
+        // Another engine over the model is at it.
+        let Ok(mut work) = self.promotion.work.try_lock() else { return Ok(()) };
+        let matrices: Vec<&Matrix> = self.matrices();
+        if matches!(*work, Work::Waiting) {
+            let lengths: Vec<usize> = matrices.iter().map(|m| m.stored().len()).collect();
+            let arena = Arena::reserve(&lengths);
+            *work = Work::Over;
+            *work = Work::Copying { arena: arena.map_err(Error::Pack)?, next: 0 };
+        }
+        let Work::Copying { arena, next } = &mut *work else { return Ok(()) };
+        let mut done = 0;
+        while done < budget
+            && let Some(matrix) = matrices.get(*next)
+        {
+            let bytes = arena.push(matrix.stored()).expect("the area was reserved for these lengths");
+            done += bytes.len();
+            matrix.replace(bytes);
+            *next += 1;
+        }
+        if *next == matrices.len() {
+            *work = Work::Over;
+        }
+        Ok(())
+    }
+}
+
+/// Whether the system gives 2 MiB pages to those who ask.
+fn has_large_pages() -> bool {
+    let setting = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
+    setting.is_ok_and(|text| !text.contains("[never]"))
+}
