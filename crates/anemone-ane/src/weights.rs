@@ -8,8 +8,7 @@ use std::sync::Arc;
 
 use anemone_mil::{TensorType, Value, Weight, WeightId, WeightSource};
 use anemone_models::WeightRef;
-use anemone_tensor::{DType, Tensor};
-use half::{bf16, f16};
+use anemone_tensor::{Bytes, Tensor, append_fp16};
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
@@ -114,50 +113,27 @@ fn stream(
     name: &str,
     out: &mut dyn Write,
 ) -> Result<(), Box<dyn StdError + Send + Sync>> {
-    const FLUSH: usize = 1 << 16;
+    const FLUSH: usize = 1 << 20;
     let size = tensor.dtype().size();
     let scale = f32::powi(2.0, log2 as i32);
     let mut buffer: Vec<u8> = Vec::with_capacity(FLUSH + 2 * columns.len());
+    let at = |row: usize| row * width + columns.start;
+    let mut given_back = at(rows.start) * size;
     for row in rows {
-        let start = (row * width + columns.start) * size;
-        let bytes = &tensor.bytes()[start..start + columns.len() * size];
-        let at = |i: usize| row * width + columns.start + i;
-        match tensor.dtype() {
-            DType::F16 if log2 == 0 => buffer.extend_from_slice(bytes),
-            DType::F16 => {
-                convert(bytes, 2, |b| f16::from_le_bytes([b[0], b[1]]).to_f32() * scale, &mut buffer)
-                    .map_err(|(i, v)| beyond(name, at(i), v, log2))?;
-            }
-            DType::BF16 => {
-                convert(bytes, 2, |b| bf16::from_le_bytes([b[0], b[1]]).to_f32() * scale, &mut buffer)
-                    .map_err(|(i, v)| beyond(name, at(i), v, log2))?;
-            }
-            _ => convert(bytes, 4, |b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]) * scale, &mut buffer)
-                .map_err(|(i, v)| beyond(name, at(i), v, log2))?,
-        }
+        let end = (at(row) + columns.len()) * size;
+        let bytes = &tensor.bytes()[at(row) * size..end];
+        append_fp16(bytes, tensor.dtype(), scale, &mut buffer)
+            .map_err(|b| beyond(name, at(row) + b.index, b.value, log2))?;
         if buffer.len() >= FLUSH {
             out.write_all(&buffer)?;
             buffer.clear();
+            // What was read need not stay in memory: a conversion passes over more than there may be.
+            tensor.bytes().slice(given_back..end).iter().for_each(Bytes::release);
+            given_back = end;
         }
     }
     out.write_all(&buffer)?;
-    Ok(())
-}
-
-fn convert(
-    bytes: &[u8],
-    size: usize,
-    read: impl Fn(&[u8]) -> f32,
-    buffer: &mut Vec<u8>,
-) -> Result<(), (usize, f32)> {
-    for (i, b) in bytes.chunks_exact(size).enumerate() {
-        let value = read(b);
-        let half = f16::from_f32(value);
-        if !half.is_finite() {
-            return Err((i, value));
-        }
-        buffer.extend_from_slice(&half.to_le_bytes());
-    }
+    tensor.bytes().slice(given_back..tensor.bytes().len()).iter().for_each(Bytes::release);
     Ok(())
 }
 

@@ -1,12 +1,14 @@
 use std::io;
 use std::path::PathBuf;
 
+use anemone_mil::remedy;
+
 /// Why a bundle cannot be written or read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Reading or writing failed.
-    #[error("{}", path.display())]
+    #[error("{}{}", path.display(), remedy(source))]
     Io {
         /// File in question.
         path: PathBuf,
@@ -14,6 +16,9 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    /// Another conversion is writing there.
+    #[error("another conversion is writing to {}; wait for it or choose another place", .0.display())]
+    Busy(PathBuf),
     /// The output is there already.
     #[error("{} exists; choose another place or replace it with --force", .0.display())]
     Exists(PathBuf),

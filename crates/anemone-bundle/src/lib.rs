@@ -20,4 +20,4 @@ pub use manifest::{
     FORMAT, FORMAT_VERSION, FunctionEntry, HostTensor, Manifest, PackageEntry, Piece, Port, Role, Source,
 };
 pub use weights::BundleWeights;
-pub use writer::Writer;
+pub use writer::{Writer, WrittenPackage, WrittenTensor};

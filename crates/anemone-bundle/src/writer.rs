@@ -1,12 +1,11 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{BufWriter, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anemone_ane::{Options, Plan, WeightRecord};
 use anemone_mil::{Program, Type, write_package};
-use anemone_tensor::{DType, Tensor};
-use half::{bf16, f16};
+use anemone_tensor::{Bytes, DType, Tensor, append_fp16};
 use sha2::{Digest, Sha256};
 
 use crate::hash::hex;
@@ -15,16 +14,38 @@ use crate::manifest::{
 };
 use crate::{Error, package_sha256};
 
+/// The file whose lock says that a conversion is running.
+const LOCK: &str = ".lock";
+
 /// Builds a bundle beside its place; nothing loads before [`Writer::finish`].
 #[derive(Debug)]
 pub struct Writer {
     out: PathBuf,
     building: PathBuf,
+    /// Held while the bundle is built, so that nobody else builds in the same place.
+    _lock: File,
     force: bool,
     packages: Vec<PackageEntry>,
     host: BTreeMap<String, HostTensor>,
     weights: BTreeMap<String, Vec<Piece>>,
     files: BTreeMap<String, String>,
+}
+
+/// A package in the unfinished bundle's directory.
+#[derive(Debug)]
+#[must_use = "it is not part of the bundle before it is added"]
+pub struct WrittenPackage {
+    entry: PackageEntry,
+    weights: Vec<Piece>,
+}
+
+/// A host tensor in the unfinished bundle's directory.
+#[derive(Debug)]
+#[must_use = "it is not part of the bundle before it is added"]
+pub struct WrittenTensor {
+    name: String,
+    entry: HostTensor,
+    sha256: String,
 }
 
 impl Writer {
@@ -33,17 +54,12 @@ impl Writer {
     /// Errors when something else than a bundle or an empty directory is there.
     pub fn create(out: &Path, force: bool) -> Result<Self, Error> {
         check_place(out, force)?;
-        let mut name = std::ffi::OsString::from(".");
-        name.push(out.file_name().unwrap_or_default());
-        name.push(".unfinished");
-        let building = out.with_file_name(name);
-        if building.exists() {
-            fs::remove_dir_all(&building).map_err(|e| io(&building, e))?;
-        }
-        fs::create_dir_all(&building).map_err(|e| io(&building, e))?;
+        let building = beside(out, "unfinished");
+        let lock = claim(&building)?;
         Ok(Self {
             out: out.to_path_buf(),
             building,
+            _lock: lock,
             force,
             packages: Vec::new(),
             host: BTreeMap::new(),
@@ -52,21 +68,23 @@ impl Writer {
         })
     }
 
-    /// Writes a package; `records` say where each of the program's weights comes from.
+    /// Writes a package; `records` say where each of the program's weights comes from. It belongs to the bundle once it is
+    /// [added](Writer::add); several may be written at once.
     pub fn package(
-        &mut self,
+        &self,
         file: &str,
         role: Role,
         program: &Program,
         records: Vec<WeightRecord>,
-    ) -> Result<(), Error> {
+    ) -> Result<WrittenPackage, Error> {
         let path = self.building.join(file);
         let report = write_package(program, &path)?;
-        for ((weight, record), offset) in program.weights.iter().zip(records).zip(&report.offsets) {
+        let weights = program.weights.iter().zip(records).zip(&report.offsets);
+        let weights = weights.map(|((weight, record), offset)| {
             let dtype = weight.ty.dtype.to_string();
-            let piece = Piece { package: file.into(), offset: *offset, dtype, record };
-            self.weights.entry(piece.record.tensor.clone()).or_default().push(piece);
-        }
+            Piece { package: file.into(), offset: *offset, dtype, record }
+        });
+        let weights = weights.collect();
         let port = |f: &anemone_mil::Function, id: &anemone_mil::VarId| {
             let var = f.var(*id);
             let ty: &Type = &var.ty;
@@ -81,50 +99,58 @@ impl Writer {
             let outputs = f.outputs.iter().map(|id| port(f, id)).collect();
             (f.name.clone(), FunctionEntry { inputs, outputs })
         });
-        self.packages.push(PackageEntry {
+        let entry = PackageEntry {
             file: file.into(),
             role,
             functions: functions.collect(),
             weight_bytes: report.weight_bytes,
             sha256: package_sha256(&path)?,
-        });
-        Ok(())
+        };
+        Ok(WrittenPackage { entry, weights })
     }
 
-    /// Writes the checkpoint's tensor `of`, which the host reads itself, as fp16.
-    pub fn host_tensor(&mut self, name: &str, of: &str, tensor: &Tensor) -> Result<(), Error> {
+    /// Makes a package part of the bundle, after those added before.
+    pub fn add(&mut self, package: WrittenPackage) {
+        for piece in package.weights {
+            self.weights.entry(piece.record.tensor.clone()).or_default().push(piece);
+        }
+        self.packages.push(package.entry);
+    }
+
+    /// Writes the checkpoint's tensor `of`, which the host reads itself, as fp16; it belongs to the bundle once it is
+    /// [added](Writer::add_host_tensor).
+    pub fn host_tensor(&self, name: &str, of: &str, tensor: &Tensor) -> Result<WrittenTensor, Error> {
+        /// Elements converted at once.
+        const BLOCK: usize = 1 << 19;
         let file = format!("{name}.f16");
         let path = self.building.join(&file);
         let mut hash = Sha256::new();
-        let mut out = BufWriter::with_capacity(1 << 20, File::create(&path).map_err(|e| io(&path, e))?);
-        let mut buffer = Vec::with_capacity(1 << 20);
+        let mut out = File::create(&path).map_err(|e| io(&path, e))?;
         let size = tensor.dtype().size();
-        for (chunk_idx, chunk) in tensor.bytes().chunks(size << 18).enumerate() {
+        let mut buffer = Vec::with_capacity(2 * BLOCK);
+        for (block, bytes) in tensor.bytes().chunks(size * BLOCK).enumerate() {
             buffer.clear();
-            for (i, b) in chunk.chunks_exact(size).enumerate() {
-                let value = match tensor.dtype() {
-                    DType::F16 => f16::from_le_bytes([b[0], b[1]]),
-                    DType::BF16 => f16::from_f32(bf16::from_le_bytes([b[0], b[1]]).to_f32()),
-                    _ => f16::from_f32(f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
-                };
-                if !value.is_finite() {
-                    let element = (chunk_idx << 18) + i;
-                    let problem = format!(
-                        "element {element} of `{name}` is beyond fp16; this model cannot be converted"
-                    );
-                    return Err(Error::NotABundle { path: self.building.clone(), problem });
-                }
-                buffer.extend_from_slice(&value.to_le_bytes());
-            }
+            append_fp16(bytes, tensor.dtype(), 1.0, &mut buffer).map_err(|beyond| {
+                let element = block * BLOCK + beyond.index;
+                let problem =
+                    format!("element {element} of `{of}` is beyond fp16; this model cannot be converted");
+                Error::NotABundle { path: self.building.clone(), problem }
+            })?;
             hash.update(&buffer);
             out.write_all(&buffer).map_err(|e| io(&path, e))?;
+            let start = block * BLOCK * size;
+            tensor.bytes().slice(start..start + bytes.len()).iter().for_each(Bytes::release);
         }
-        out.flush().map_err(|e| io(&path, e))?;
-        self.files.insert(file.clone(), hex(&hash.finalize()));
         let shape = tensor.shape().to_vec();
         let dtype = DType::F16.name().into();
-        self.host.insert(name.into(), HostTensor { file, tensor: of.into(), dtype, shape });
-        Ok(())
+        let entry = HostTensor { file, tensor: of.into(), dtype, shape };
+        Ok(WrittenTensor { name: name.into(), entry, sha256: hex(&hash.finalize()) })
+    }
+
+    /// Makes a host tensor part of the bundle.
+    pub fn add_host_tensor(&mut self, tensor: WrittenTensor) {
+        self.files.insert(tensor.entry.file.clone(), tensor.sha256);
+        self.host.insert(tensor.name, tensor.entry);
     }
 
     /// Writes a small file: tokenizer, template, configs.
@@ -161,10 +187,19 @@ impl Writer {
         let text = serde_json::to_string_pretty(&manifest).map_err(|e| io(&path, e.into()))?;
         fs::write(&path, text + "\n").map_err(|e| io(&path, e))?;
         check_place(&self.out, self.force)?;
+        let lock = self.building.join(LOCK);
+        fs::remove_file(&lock).map_err(|e| io(&lock, e))?;
+        let old = beside(&self.out, "replaced");
         if self.out.exists() {
-            fs::remove_dir_all(&self.out).map_err(|e| io(&self.out, e))?;
+            // The old bundle is out of the way for a moment only, and whole until the new one is there.
+            let _ = fs::remove_dir_all(&old);
+            fs::rename(&self.out, &old).map_err(|e| io(&self.out, e))?;
         }
-        fs::rename(&self.building, &self.out).map_err(|e| io(&self.out, e))?;
+        if let Err(error) = fs::rename(&self.building, &self.out) {
+            let _ = fs::rename(&old, &self.out);
+            return Err(io(&self.out, error));
+        }
+        let _ = fs::remove_dir_all(&old);
         Ok(manifest)
     }
 }
@@ -174,6 +209,32 @@ impl Drop for Writer {
         // After `finish` the directory has moved and there is nothing here; after a failure it goes.
         let _ = fs::remove_dir_all(&self.building);
     }
+}
+
+/// `DIR/.NAME.what` for `DIR/NAME`.
+fn beside(out: &Path, what: &str) -> PathBuf {
+    let mut name = std::ffi::OsString::from(".");
+    name.push(out.file_name().unwrap_or_default());
+    name.push(".");
+    name.push(what);
+    out.with_file_name(name)
+}
+
+/// Makes an empty directory to build in and locks it; what a broken-off run left there is removed.
+fn claim(building: &Path) -> Result<File, Error> {
+    let path = building.join(LOCK);
+    let taken = || Error::Busy(building.to_path_buf());
+    if let Ok(lock) = File::open(&path) {
+        lock.try_lock().map_err(|_| taken())?;
+    }
+    if building.exists() {
+        fs::remove_dir_all(building).map_err(|e| io(building, e))?;
+    }
+    fs::create_dir_all(building.parent().unwrap_or(building)).map_err(|e| io(building, e))?;
+    fs::create_dir(building).map_err(|e| io(building, e))?;
+    let lock = File::create_new(&path).map_err(|e| io(&path, e))?;
+    lock.try_lock().map_err(|_| taken())?;
+    Ok(lock)
 }
 
 /// Whether a bundle may be put at `out`: what it would remove must be a bundle, of whatever version, or empty.
@@ -202,6 +263,20 @@ fn io(path: &Path, source: std::io::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_conversion_at_a_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let out = dir.path().join("b");
+        let first = Writer::create(&out, false).unwrap();
+        assert!(matches!(Writer::create(&out, false), Err(Error::Busy(_))));
+        drop(first);
+        assert!(!beside(&out, "unfinished").exists());
+        // What a killed run leaves is no lock.
+        fs::create_dir(beside(&out, "unfinished")).unwrap();
+        fs::write(beside(&out, "unfinished").join(LOCK), "").unwrap();
+        drop(Writer::create(&out, false).unwrap());
+    }
 
     #[test]
     fn only_bundles_and_empty_directories_are_replaced() {

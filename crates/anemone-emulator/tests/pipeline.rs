@@ -56,15 +56,16 @@ fn convert(dir: &Path, out: &Path, ring: bool) -> Bundle {
     let mut writer = Writer::create(out, false).unwrap();
     for (i, chunk) in plan.chunks.iter().enumerate() {
         let (program, records) = lower_chunk(&stack, &|w| w.load(&*weights), chunk, &options).unwrap();
-        writer.package(&format!("chunk_{i}.mlpackage"), Role::Chunk, &program, records).unwrap();
+        let name = format!("chunk_{i}.mlpackage");
+        writer.add(writer.package(&name, Role::Chunk, &program, records).unwrap());
     }
     for (i, rows) in plan.head.iter().enumerate() {
         let (program, records) = lower_head(&stack, &|w| w.load(&*weights), rows.clone(), &options).unwrap();
-        writer.package(&format!("head_{i}.mlpackage"), Role::Head, &program, records).unwrap();
+        let name = format!("head_{i}.mlpackage");
+        writer.add(writer.package(&name, Role::Head, &program, records).unwrap());
     }
-    writer
-        .host_tensor("embedding", &stack.embedding.name, &stack.embedding.load(&*weights).unwrap())
-        .unwrap();
+    let embedding = stack.embedding.load(&*weights).unwrap();
+    writer.add_host_tensor(writer.host_tensor("embedding", &stack.embedding.name, &embedding).unwrap());
     writer.file("config.json", &std::fs::read(dir.join("config.json")).unwrap()).unwrap();
     let source =
         Source { name: "fixture".into(), model_type: stack.model_type.clone(), sha256: BTreeMap::new() };

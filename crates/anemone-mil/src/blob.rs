@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{self, BufWriter, Seek, SeekFrom, Write};
+use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use anemone_tensor::Bytes;
-use sha2::{Digest, Sha256};
+use xxhash_rust::xxh3::Xxh3;
 
 use crate::{DataType, Error, Weight, WeightSource};
 
@@ -73,7 +73,8 @@ pub struct BlobWriter {
     path: PathBuf,
     position: u64,
     records: u32,
-    seen: HashMap<(u32, [u8; 32]), u64>,
+    /// Type code, size and hash of each payload, to the offset of its record.
+    seen: HashMap<(u32, u64, u128), u64>,
 }
 
 impl BlobWriter {
@@ -103,13 +104,12 @@ impl BlobWriter {
         self.write(&[0; ALIGN as usize][..padding])?;
         self.write(&description)?;
 
-        let mut payload =
-            Payload { file: &mut self.file, hash: Sha256::new(), size: 0, limit: size, io: None };
+        let mut payload = Payload { file: &mut self.file, hash: Xxh3::new(), size: 0, limit: size, io: None };
         let produced = match &weight.source {
             WeightSource::Bytes(bytes) => payload.write_all(bytes).map_err(Into::into),
             WeightSource::Stream(produce) => produce(&mut payload),
         };
-        let (found, digest, failed) = (payload.size, payload.hash.finalize().into(), payload.io.take());
+        let (found, digest, failed) = (payload.size, payload.hash.digest128(), payload.io.take());
         if let Some(source) = failed {
             return Err(self.io(source));
         }
@@ -121,12 +121,14 @@ impl BlobWriter {
             );
             return Err(Error::Blob { offset: record, problem });
         }
-        if let Some(&equal) = self.seen.get(&(code, digest)) {
+        if let Some(&equal) = self.seen.get(&(code, size, digest))
+            && self.is_equal(equal + ALIGN, record + ALIGN, size)?
+        {
             self.file.seek(SeekFrom::Start(start)).map_err(|e| self.io(e))?;
             self.position = start;
             return Ok(equal);
         }
-        self.seen.insert((code, digest), record);
+        self.seen.insert((code, size, digest), record);
         self.position = record + ALIGN + size;
         self.records += 1;
         Ok(record)
@@ -143,8 +145,30 @@ impl BlobWriter {
         file.seek(SeekFrom::Start(0)).map_err(io)?;
         file.write_all(&records.to_le_bytes()).map_err(io)?;
         file.write_all(&VERSION.to_le_bytes()).map_err(io)?;
-        file.sync_all().map_err(io)?;
         Ok(position)
+    }
+
+    /// Whether two payloads in the file are the same: a hash that fast may be made to collide.
+    fn is_equal(&mut self, a: u64, b: u64, size: u64) -> Result<bool, Error> {
+        let io = |e| Error::Io { path: self.path.clone(), source: e };
+        self.file.flush().map_err(io)?;
+        let open = |at: u64| -> io::Result<_> {
+            let mut file = File::open(&self.path)?;
+            file.seek(SeekFrom::Start(at))?;
+            Ok(BufReader::with_capacity(1 << 18, file))
+        };
+        let (mut a, mut b) = (open(a).map_err(io)?, open(b).map_err(io)?);
+        let (mut left, mut right, mut remaining) = ([0; 1 << 14], [0; 1 << 14], size);
+        while remaining > 0 {
+            let n = remaining.min(left.len() as u64) as usize;
+            a.read_exact(&mut left[..n]).map_err(io)?;
+            b.read_exact(&mut right[..n]).map_err(io)?;
+            if left[..n] != right[..n] {
+                return Ok(false);
+            }
+            remaining -= n as u64;
+        }
+        Ok(true)
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
@@ -159,7 +183,7 @@ impl BlobWriter {
 /// Counts and hashes what a weight's producer writes, and keeps a failure of the file apart from its own.
 struct Payload<'a> {
     file: &'a mut BufWriter<File>,
-    hash: Sha256,
+    hash: Xxh3,
     size: u64,
     limit: u64,
     io: Option<io::Error>,
@@ -302,6 +326,21 @@ mod tests {
             let error = reader.get(offset, dtype, count).unwrap_err().to_string();
             assert!(error.contains(problem), "{error}");
         }
+    }
+
+    #[test]
+    fn only_the_same_bytes_are_equal() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut writer = BlobWriter::create(&dir.path().join("weight.bin")).unwrap();
+        let mut payload = vec![3u8; 100_000];
+        let a = writer.put(&weight("a", DataType::Int8, payload.len(), payload.clone())).unwrap();
+        let same = writer.put(&weight("b", DataType::Int8, payload.len(), payload.clone())).unwrap();
+        payload[99_999] = 4;
+        let b = writer.put(&weight("c", DataType::Int8, payload.len(), payload)).unwrap();
+        assert_eq!(a, same);
+        assert!(writer.is_equal(a + ALIGN, a + ALIGN, 100_000).unwrap());
+        assert!(!writer.is_equal(a + ALIGN, b + ALIGN, 100_000).unwrap());
+        assert!(writer.is_equal(a + ALIGN, b + ALIGN, 99_999).unwrap());
     }
 
     #[test]

@@ -92,7 +92,7 @@ pub enum Error {
     #[error("type {0} cannot be stored in a weight file")]
     NotStorable(DataType),
     /// Reading or writing failed.
-    #[error("{}", path.display())]
+    #[error("{}{}", path.display(), remedy(source))]
     Io {
         /// File in question.
         path: PathBuf,
@@ -109,4 +109,17 @@ pub enum Error {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+}
+
+/// What helps against a failure of the system, to be put between the path and the cause; empty where nothing is known.
+pub fn remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            ": make room or choose a place on another disk"
+        }
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            ": choose a place that you may read and write"
+        }
+        _ => "",
+    }
 }

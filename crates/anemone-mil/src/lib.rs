@@ -22,7 +22,7 @@ pub mod proto;
 
 pub use blob::{BlobReader, BlobWriter, pack_bits, unpack_bits};
 pub use builder::{FunctionBuilder, identifier};
-pub use error::Error;
+pub use error::{Error, remedy};
 pub use executor::{Array, Executable, Executor, ExecutorError, Signature, States};
 pub use package::{Report, read_package, write_package};
 pub use print::print_program;

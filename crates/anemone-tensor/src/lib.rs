@@ -5,6 +5,7 @@
 mod arena;
 mod bytes;
 mod dtype;
+mod fp16;
 mod metrics;
 mod shape;
 mod tensor;
@@ -12,6 +13,7 @@ mod tensor;
 pub use arena::Arena;
 pub use bytes::Bytes;
 pub use dtype::DType;
+pub use fp16::{BeyondFp16, append_fp16};
 pub use metrics::{Comparison, argmax, compare, cosine, kl_divergence, max_abs_diff};
 pub use shape::Shape;
 pub use tensor::{Tensor, TensorError};

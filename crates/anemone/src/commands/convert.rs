@@ -1,10 +1,11 @@
-use std::collections::BTreeMap;
+mod jobs;
+
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anemone_ane::{Options, Pass, Plan, Rules, Silu, lower_chunk, lower_head, plan};
-use anemone_bundle::{Role, Source, Writer, file_sha256};
+use anemone_ane::{Options, Pass, Plan, Rules, Silu, plan};
+use anemone_bundle::{Source, Writer};
 use anemone_checkpoint::Checkpoint;
 use anemone_models::Stack;
 use anyhow::{Context, Result, bail};
@@ -14,7 +15,7 @@ use serde_json::json;
 
 use crate::args::ModelArgs;
 use crate::cli::Shell;
-use crate::{demo, machine, model, output};
+use crate::{machine, model, output};
 
 /// Convert a checkpoint to a Core ML bundle laid out for the Neural Engine
 ///
@@ -138,12 +139,7 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     }
     let mut writer =
         Writer::create(&args.out, args.force).with_context(|| format!("--out {}", args.out.display()))?;
-    let sha256 = std::thread::scope(|scope| {
-        // Hashing the source reads every byte once more, so it runs beside the writing.
-        let hashing = scope.spawn(|| source_hashes(&checkpoint));
-        write(&checkpoint, &stack, &options, &plan, &mut writer, shell)?;
-        hashing.join().map_err(|_| anyhow::anyhow!("hashing the checkpoint failed"))?
-    })?;
+    let sha256 = jobs::run(&checkpoint, &stack, &options, &plan, &mut writer, shell)?;
     let source = Source { name: checkpoint.name().into(), model_type: stack.model_type.clone(), sha256 };
     let tensors = stack.weights().into_iter().map(|w| (w.name.clone(), w.shape.to_vec())).collect();
     let written_by = format!("anemone {}", env!("CARGO_PKG_VERSION"));
@@ -190,66 +186,6 @@ fn options(args: &Args) -> Options {
         },
         head_slices: (args.head_chunks > 0).then_some(args.head_chunks),
     }
-}
-
-/// Writes packages, host tensors and the small files.
-fn write(
-    checkpoint: &Checkpoint,
-    stack: &Stack,
-    options: &Options,
-    plan: &Plan,
-    writer: &mut Writer,
-    shell: &Shell,
-) -> Result<()> {
-    let weights = checkpoint.weights();
-    let load = |w: &anemone_models::WeightRef| w.load(&*weights);
-    let total =
-        plan.chunks.iter().map(|c| c.weight_bytes).sum::<usize>() + 4 * stack.vocab_size * stack.hidden_size;
-    let bar = indicatif::ProgressBar::new(total as u64);
-    if shell.quiet {
-        bar.set_draw_target(indicatif::ProgressDrawTarget::hidden());
-    }
-    if let Ok(style) = indicatif::ProgressStyle::with_template("{msg} {wide_bar} {bytes}/{total_bytes} {eta}")
-    {
-        bar.set_style(style);
-    }
-    for (i, chunk) in plan.chunks.iter().enumerate() {
-        let file = format!("chunk_{i}.mlpackage");
-        bar.set_message(file.clone());
-        let (program, records) = lower_chunk(stack, &load, chunk, options)?;
-        writer.package(&file, Role::Chunk, &program, records)?;
-        bar.inc(chunk.weight_bytes as u64);
-    }
-    for (i, rows) in plan.head.iter().enumerate() {
-        let file = format!("head_{i}.mlpackage");
-        bar.set_message(file.clone());
-        let (program, records) = lower_head(stack, &load, rows.clone(), options)?;
-        writer.package(&file, Role::Head, &program, records)?;
-        bar.inc((2 * rows.len() * stack.hidden_size) as u64);
-    }
-    bar.set_message("embedding");
-    writer.host_tensor("embedding", &stack.embedding.name, &stack.embedding.load(&*weights)?)?;
-    for name in [
-        "config.json",
-        "generation_config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "chat_template.jinja",
-    ] {
-        if let Some(bytes) = checkpoint.file(name)? {
-            writer.file(name, &bytes)?;
-        }
-    }
-    bar.finish_and_clear();
-    Ok(())
-}
-
-fn source_hashes(checkpoint: &Checkpoint) -> Result<BTreeMap<String, String>> {
-    let Some(dir) = checkpoint.dir() else { return Ok(demo::sha256()) };
-    let weights = checkpoint.files().iter().map(|f| f.name.as_str()).filter(|n| n.ends_with(".safetensors"));
-    let names = weights.chain(["config.json"]);
-    names.map(|name| Ok((name.to_string(), file_sha256(&dir.join(name))?))).collect()
 }
 
 /// What the conversion makes, and what running it will need.
