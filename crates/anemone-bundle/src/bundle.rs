@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use anemone_tensor::{Bytes, DType, Tensor};
 
 use crate::manifest::{FORMAT, FORMAT_VERSION, Manifest};
-use crate::{Error, file_sha256, package_sha256};
+use crate::{Error, file_hash, package_hash};
 
 /// A bundle on disk.
 #[derive(Debug, Clone)]
@@ -97,11 +97,11 @@ impl Bundle {
             }
         };
         for (name, expected) in &self.manifest.files {
-            compare(self.path(name), expected, file_sha256(&self.path(name))?)?;
+            compare(self.path(name), expected, file_hash(&self.path(name))?)?;
         }
         for package in &self.manifest.packages {
             let path = self.path(&package.file);
-            compare(path.clone(), &package.sha256, package_sha256(&path)?)?;
+            compare(path.clone(), &package.hash, package_hash(&path)?)?;
         }
         Ok(())
     }

@@ -44,7 +44,7 @@ pub enum Error {
         supported: u64,
     },
     /// A file's content is not what the manifest says.
-    #[error("{} differs from the manifest (sha256 {found}, expected {expected}); the bundle is damaged: convert the model again", path.display())]
+    #[error("{} differs from the manifest (hash {found}, expected {expected}); the bundle is damaged: convert the model again", path.display())]
     Hash {
         /// The file or package.
         path: PathBuf,

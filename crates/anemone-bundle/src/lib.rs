@@ -15,7 +15,7 @@ mod writer;
 
 pub use bundle::Bundle;
 pub use error::Error;
-pub use hash::{file_sha256, package_sha256, sha256};
+pub use hash::{content_hash, file_hash, file_sha256, package_hash, sha256};
 pub use manifest::{
     FORMAT, FORMAT_VERSION, FunctionEntry, HostTensor, Manifest, PackageEntry, Piece, Port, Role, Source,
 };

@@ -31,7 +31,7 @@ pub struct Manifest {
     pub tensors: BTreeMap<String, Vec<usize>>,
     /// Where each checkpoint tensor is stored.
     pub weights: BTreeMap<String, Vec<Piece>>,
-    /// SHA-256 of every other file, by name.
+    /// Hash of every other file, by name; see [`crate::content_hash`].
     pub files: BTreeMap<String, String>,
 }
 
@@ -67,8 +67,8 @@ pub struct PackageEntry {
     pub functions: BTreeMap<String, FunctionEntry>,
     /// Bytes of its weight file.
     pub weight_bytes: u64,
-    /// SHA-256 over its files, see [`crate::package_sha256`].
-    pub sha256: String,
+    /// Hash over its files, see [`crate::package_hash`].
+    pub hash: String,
 }
 
 /// Inputs and outputs of a function.

@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use anemone_ane::{Options, Plan, WeightRecord};
 use anemone_mil::{Program, Type, write_package};
 use anemone_tensor::{Bytes, DType, Tensor, append_fp16};
-use sha2::{Digest, Sha256};
+use xxhash_rust::xxh3::Xxh3;
 
-use crate::hash::hex;
+use crate::hash::digits;
 use crate::manifest::{
     FORMAT, FORMAT_VERSION, FunctionEntry, HostTensor, Manifest, PackageEntry, Piece, Port, Role, Source,
 };
-use crate::{Error, package_sha256};
+use crate::{Error, content_hash, package_hash};
 
 /// The file whose lock says that a conversion is running.
 const LOCK: &str = ".lock";
@@ -45,7 +45,7 @@ pub struct WrittenPackage {
 pub struct WrittenTensor {
     name: String,
     entry: HostTensor,
-    sha256: String,
+    hash: String,
 }
 
 impl Writer {
@@ -104,7 +104,7 @@ impl Writer {
             role,
             functions: functions.collect(),
             weight_bytes: report.weight_bytes,
-            sha256: package_sha256(&path)?,
+            hash: package_hash(&path)?,
         };
         Ok(WrittenPackage { entry, weights })
     }
@@ -124,7 +124,7 @@ impl Writer {
         const BLOCK: usize = 1 << 19;
         let file = format!("{name}.f16");
         let path = self.building.join(&file);
-        let mut hash = Sha256::new();
+        let mut hash = Xxh3::new();
         let mut out = File::create(&path).map_err(|e| io(&path, e))?;
         let size = tensor.dtype().size();
         let mut buffer = Vec::with_capacity(2 * BLOCK);
@@ -144,12 +144,12 @@ impl Writer {
         let shape = tensor.shape().to_vec();
         let dtype = DType::F16.name().into();
         let entry = HostTensor { file, tensor: of.into(), dtype, shape };
-        Ok(WrittenTensor { name: name.into(), entry, sha256: hex(&hash.finalize()) })
+        Ok(WrittenTensor { name: name.into(), entry, hash: digits(hash.digest128()) })
     }
 
     /// Makes a host tensor part of the bundle.
     pub fn add_host_tensor(&mut self, tensor: WrittenTensor) {
-        self.files.insert(tensor.entry.file.clone(), tensor.sha256);
+        self.files.insert(tensor.entry.file.clone(), tensor.hash);
         self.host.insert(tensor.name, tensor.entry);
     }
 
@@ -157,7 +157,7 @@ impl Writer {
     pub fn file(&mut self, name: &str, bytes: &[u8]) -> Result<(), Error> {
         let path = self.building.join(name);
         fs::write(&path, bytes).map_err(|e| io(&path, e))?;
-        self.files.insert(name.into(), hex(&Sha256::digest(bytes)));
+        self.files.insert(name.into(), content_hash(bytes));
         Ok(())
     }
 

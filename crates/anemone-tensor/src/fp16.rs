@@ -51,11 +51,7 @@ pub fn append_fp16(bytes: &[u8], dtype: DType, scale: f32, out: &mut Vec<u8>) ->
             let i = narrow.iter().position(|v| !v.is_finite()).unwrap_or(0);
             return Err(BeyondFp16 { index: block * BLOCK + i, value: wide[i] });
         }
-        let start = out.len();
-        out.resize(start + 2 * n, 0);
-        for (b, half) in out[start..].as_chunks_mut().0.iter_mut().zip(narrow) {
-            *b = half.to_le_bytes();
-        }
+        out.extend_from_slice(bytemuck::cast_slice(narrow));
     }
     Ok(())
 }
@@ -66,7 +62,8 @@ mod tests {
 
     #[test]
     fn every_kind_rounds_as_half_does() {
-        let values: Vec<f32> = (0..3000u32).map(|i| (i.wrapping_mul(2_654_435_761) as f32 / 1e9 - 2.1) * 0.37).collect();
+        let values: Vec<f32> =
+            (0..3000u32).map(|i| (i.wrapping_mul(2_654_435_761) as f32 / 1e9 - 2.1) * 0.37).collect();
         let f32s: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         let f16s: Vec<u8> = values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect();
         let bf16s: Vec<u8> = values.iter().flat_map(|v| half::bf16::from_f32(*v).to_le_bytes()).collect();
