@@ -48,7 +48,8 @@ pub fn package_hash(path: &Path) -> Result<String, Error> {
 fn read(path: &Path, mut visit: impl FnMut(&[u8])) -> Result<(), Error> {
     let io = |source| Error::Io { path: path.to_path_buf(), source };
     let mut file = File::open(path).map_err(io)?;
-    let mut buffer = vec![0u8; 1 << 20];
+    // Small enough that what is read is still in the cache when it is hashed.
+    let mut buffer = vec![0u8; 128 << 10];
     loop {
         match file.read(&mut buffer).map_err(io)? {
             0 => return Ok(()),

@@ -13,6 +13,8 @@ use crate::{DataType, Error, Weight, WeightSource};
 const SENTINEL: u32 = 0xDEAD_BEEF;
 const VERSION: u32 = 2;
 const ALIGN: u64 = 64;
+/// Bytes of a payload that are hashed to find candidates for equality; these are then compared whole.
+const PREFIX: u64 = 64 << 10;
 
 fn code(dtype: DataType) -> Option<u32> {
     Some(match dtype {
@@ -73,7 +75,7 @@ pub struct BlobWriter {
     path: PathBuf,
     position: u64,
     records: u32,
-    /// Type code, size and hash of each payload, to the offset of its record.
+    /// Type code, size and hash of each payload's beginning, to the offset of its record.
     seen: HashMap<(u32, u64, u128), u64>,
 }
 
@@ -81,7 +83,7 @@ impl BlobWriter {
     /// Creates the file.
     pub fn create(path: &Path) -> Result<Self, Error> {
         let io = |source| Error::Io { path: path.to_path_buf(), source };
-        let mut file = BufWriter::with_capacity(1 << 20, File::create(path).map_err(io)?);
+        let mut file = BufWriter::with_capacity(64 << 10, File::create(path).map_err(io)?);
         file.write_all(&[0; ALIGN as usize]).map_err(io)?;
         Ok(Self { file, path: path.to_path_buf(), position: ALIGN, records: 0, seen: HashMap::new() })
     }
@@ -148,7 +150,7 @@ impl BlobWriter {
         Ok(position)
     }
 
-    /// Whether two payloads in the file are the same: a hash that fast may be made to collide.
+    /// Whether two payloads in the file are the same.
     fn is_equal(&mut self, a: u64, b: u64, size: u64) -> Result<bool, Error> {
         let io = |e| Error::Io { path: self.path.clone(), source: e };
         self.file.flush().map_err(io)?;
@@ -183,6 +185,7 @@ impl BlobWriter {
 /// Counts and hashes what a weight's producer writes, and keeps a failure of the file apart from its own.
 struct Payload<'a> {
     file: &'a mut BufWriter<File>,
+    /// Of the first [`PREFIX`] bytes.
     hash: Xxh3,
     size: u64,
     limit: u64,
@@ -191,12 +194,13 @@ struct Payload<'a> {
 
 impl Write for Payload<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let prefix = PREFIX.saturating_sub(self.size).min(bytes.len() as u64);
+        self.hash.update(&bytes[..prefix as usize]);
         self.size += bytes.len() as u64;
         if self.size > self.limit {
             // Counted but not kept; the caller reports the excess.
             return Ok(bytes.len());
         }
-        self.hash.update(bytes);
         if let Err(error) = self.file.write_all(bytes) {
             self.io = Some(error);
             return Err(io::Error::other("the weight file could not be written"));
@@ -335,9 +339,11 @@ mod tests {
         let mut payload = vec![3u8; 100_000];
         let a = writer.put(&weight("a", DataType::Int8, payload.len(), payload.clone())).unwrap();
         let same = writer.put(&weight("b", DataType::Int8, payload.len(), payload.clone())).unwrap();
+        // Behind what is hashed.
         payload[99_999] = 4;
         let b = writer.put(&weight("c", DataType::Int8, payload.len(), payload)).unwrap();
         assert_eq!(a, same);
+        assert!(b > a);
         assert!(writer.is_equal(a + ALIGN, a + ALIGN, 100_000).unwrap());
         assert!(!writer.is_equal(a + ALIGN, b + ALIGN, 100_000).unwrap());
         assert!(writer.is_equal(a + ALIGN, b + ALIGN, 99_999).unwrap());
