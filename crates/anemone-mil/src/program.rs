@@ -1,6 +1,6 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use crate::{Type, Value, Weight};
+use crate::{Type, Value, Weight, WeightId};
 
 /// Functions over shared weights.
 #[derive(Debug, Clone)]
@@ -92,6 +92,24 @@ impl Function {
     /// Operations that compute, which is all but constants.
     pub fn compute_ops(&self) -> impl Iterator<Item = &Op> {
         self.ops.iter().filter(|op| op.kind != "const")
+    }
+
+    /// The stored weights it reads.
+    pub fn weights(&self) -> BTreeSet<WeightId> {
+        let of = |value: &Value| match value {
+            Value::Weight(_, id) => Some(*id),
+            Value::Immediate(..) => None,
+        };
+        let attributes = self.ops.iter().flat_map(|op| op.attributes.values());
+        let in_place = self.ops.iter().flat_map(|op| op.inputs.values()).filter_map(|arg| match arg {
+            Arg::Value(value) => Some(value),
+            _ => None,
+        });
+        attributes
+            .chain(in_place)
+            .chain(self.vars.iter().filter_map(|v| v.value.as_ref()))
+            .filter_map(of)
+            .collect()
     }
 
     /// Count of computing operations by type.

@@ -1,4 +1,5 @@
 mod describe;
+mod packages;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -16,10 +17,17 @@ use crate::cli::Shell;
 use crate::machine::bytes as size;
 use crate::{model, output};
 
-/// Show what a checkpoint holds: architecture, layers, tensors, sizes, tokenizer, memory needed
+/// Show what a checkpoint, a bundle or a Core ML package holds
+///
+/// Of a checkpoint: architecture, layers, tensors, sizes, tokenizer, memory needed. Of a bundle also its packages: functions with
+/// their inputs and outputs, operations by type, weights and what functions share of them. A package, of anemone or of coremltools,
+/// is shown alone.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  anemone inspect --model ./LFM2-350M\n  \
-                        anemone inspect --model ./LFM2-350M --tensors --check --json")]
+                        anemone inspect --model ./LFM2-350M --tensors --check --json\n  \
+                        anemone inspect --model ./lfm2.bundle --verify-hash\n  \
+                        anemone inspect --model ./lfm2.bundle/head_0.mlpackage --mil")]
+#[expect(clippy::struct_excessive_bools, reason = "one for each switch of the command")]
 pub(crate) struct Args {
     /// List every tensor
     #[arg(long)]
@@ -27,6 +35,12 @@ pub(crate) struct Args {
     /// Read all weights and look for NaN and infinity
     #[arg(long)]
     check: bool,
+    /// Print the programs of a bundle or package as MIL text
+    #[arg(long, conflicts_with = "json")]
+    mil: bool,
+    /// Read every file of a bundle and compare it with the manifest's hashes
+    #[arg(long)]
+    verify_hash: bool,
     /// Context to size the memory for [default: the model's limit, but at most 4096]
     #[arg(long, short = 'c', value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..), allow_negative_numbers = true)]
     ctx: Option<usize>,
@@ -80,6 +94,11 @@ impl Memory {
 }
 
 pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
+    let packages = packages::of(args)?;
+    if let Some(packages) = packages.as_ref().filter(|p| args.mil || p.is_alone()) {
+        packages.show(args)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let checkpoint = model::open(&args.model, shell)?;
     let checked = args.check.then(|| check(&checkpoint)).transpose()?;
     let stack = model::stack(&checkpoint)?;
@@ -113,6 +132,9 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     }
     if let Some(count) = checked {
         report.insert("check".into(), json!({"tensors": count, "finite": true}));
+    }
+    if let Some(packages) = &packages {
+        report.insert("bundle".into(), packages.report());
     }
     if args.json {
         output::json(&Value::Object(report))?;
@@ -217,6 +239,10 @@ fn text(report: &Map<String, Value>) -> String {
             size(number(&memory[mode]["cache_bytes"])),
             size(number(&memory[mode]["total_bytes"]))
         );
+    }
+    if let Some(bundle) = report.get("bundle") {
+        out.push('\n');
+        packages::describe(bundle, &mut out);
     }
     if let Some(tensors) = get("tensors").as_array() {
         let _ = writeln!(out, "\ntensors");

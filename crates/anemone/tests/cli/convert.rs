@@ -1,8 +1,10 @@
 //! `convert`, and running what it made.
 
+use std::process::Stdio;
+
 use serde_json::Value;
 
-use crate::support::anemone;
+use crate::support::{anemone, command};
 
 #[test]
 fn a_bundle_of_the_built_in_model_tells_the_same_story() {
@@ -51,4 +53,86 @@ fn a_dry_run_writes_nothing_and_bad_plans_are_refused() {
     convert(&["--precision", "lut4"]).fails(1, &["--precision", "fp16"]);
     convert(&["--chunk", "0"]).fails(2, &["--chunk"]);
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn two_conversions_are_byte_identical_and_inspect_verifies_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = |name: &str| dir.path().join(name).to_str().unwrap().to_string();
+    for name in ["a", "b"] {
+        anemone(&[
+            "convert",
+            "-q",
+            "--out",
+            &place(name),
+            "--ctx",
+            "64",
+            "--prefill",
+            "8",
+            "--spec-drafts",
+            "3",
+        ])
+        .ok();
+    }
+    let bytes = |name: &str, file: &str| std::fs::read(dir.path().join(name).join(file)).unwrap();
+    // The manifest holds a hash of everything else.
+    assert_eq!(bytes("a", "manifest.json"), bytes("b", "manifest.json"));
+    let report = anemone(&["inspect", "--model", &place("a"), "--verify-hash", "--json"]).json();
+    let bundle = &report["bundle"];
+    assert_eq!((&report["model_type"], &bundle["hashes_verified"]), (&"lfm2".into(), &true.into()));
+    let chunk = &bundle["packages"][0];
+    let names: Vec<_> =
+        chunk["functions"].as_array().unwrap().iter().map(|f| f["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["decode", "prefill_8", "verify_4"]);
+    assert_eq!(chunk["weight_bytes"], chunk["shared_weight_bytes"], "every function uses every weight");
+    let decode = &chunk["functions"][0];
+    assert_eq!((&decode["inputs"][0]["name"], &decode["op_counts"]["conv"]), (&"hidden".into(), &46.into()));
+
+    let package = format!("{}/head_0.mlpackage", place("a"));
+    let alone = anemone(&["inspect", "--model", &package, "--json"]).json();
+    assert_eq!(alone["packages"][0], bundle["packages"][1]);
+    let mil = anemone(&["inspect", "--model", &package, "--mil"]).ok().stdout;
+    assert!(mil.contains("func decode(hidden: tensor<fp16, [1, 192, 1, 1]>)"), "{mil}");
+
+    // One flipped bit in the middle of the weights.
+    let weights = dir.path().join("b/chunk_0.mlpackage/Data/com.apple.CoreML/weights/weight.bin");
+    let mut damaged = std::fs::read(&weights).unwrap();
+    let middle = damaged.len() / 2;
+    damaged[middle] ^= 1;
+    std::fs::write(&weights, damaged).unwrap();
+    anemone(&["inspect", "--model", &place("b"), "--verify-hash"])
+        .fails(1, &["chunk_0.mlpackage differs from the manifest", "convert the model again"]);
+    anemone(&["inspect", "--model", &package, "--verify-hash"])
+        .fails(1, &["--verify-hash", "pass the bundle"]);
+    anemone(&["inspect", "--mil"]).fails(1, &["--mil", "convert it first"]);
+}
+
+#[test]
+fn a_killed_conversion_leaves_nothing_that_loads() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("killed");
+    let path = out.to_str().unwrap();
+    let mut killed = 0;
+    for round in 0..10u64 {
+        let _ = std::fs::remove_dir_all(&out);
+        let mut child = command(&["convert", "-q", "--out", path, "--prefill", "32", "--prefill", "64"])
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        // From before the first file to about the end.
+        std::thread::sleep(std::time::Duration::from_millis(3 + round * 37 % 97));
+        child.kill().unwrap();
+        if child.wait().unwrap().success() {
+            continue;
+        }
+        killed += 1;
+        assert!(!out.exists(), "round {round}");
+        anemone(&["inspect", "--model", path]).fails(1, &["no such file"]);
+    }
+    assert!(killed > 0, "every conversion ended before it was killed");
+    // The next one clears up and succeeds.
+    let _ = std::fs::remove_dir_all(&out);
+    anemone(&["convert", "-q", "--out", path]).ok();
+    let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(left, ["killed"]);
 }
