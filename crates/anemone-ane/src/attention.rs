@@ -14,10 +14,26 @@ pub(crate) struct Shared {
     pub(crate) masks: Vec<(usize, Option<usize>, usize, VarId)>,
 }
 
+/// Where the keys and values of earlier tokens come from.
+#[derive(Clone, Copy)]
+pub(crate) enum Past {
+    /// Inputs of the function.
+    Inputs,
+    /// Parts of a state, each `[1, kv_heads · head_dim, 1, rows]`.
+    State { k: VarId, v: VarId },
+}
+
+/// The cache of one attention layer.
+pub(crate) struct Cached {
+    pub(crate) layer: usize,
+    pub(crate) rows: usize,
+    pub(crate) past: Past,
+}
+
 /// The outputs of one attention layer.
 pub(crate) struct Attended {
     pub(crate) out: VarId,
-    /// `[1, tokens, 1, kv_heads · head_dim]`, after norm and rotation.
+    /// After norm and rotation; `[1, tokens, 1, kv_heads · head_dim]` for inputs, laid out as `v_new` for a state.
     pub(crate) k_new: VarId,
     /// `[1, kv_heads · head_dim, 1, tokens]`.
     pub(crate) v_new: VarId,
@@ -27,13 +43,13 @@ pub(crate) fn attention(
     g: &mut Graph<'_, '_>,
     shared: &Shared,
     path: &str,
-    layer: usize,
     x: VarId,
     a: &Attention,
-    rows: usize,
+    cached: &Cached,
 ) -> Result<Attended, Error> {
+    let Cached { layer, rows, past } = *cached;
     let m = format!("{path}.self_attn");
-    let (group, width) = (a.heads / a.kv_heads, a.kv_heads * a.head_dim);
+    let group = a.heads / a.kv_heads;
 
     let q = g.linear(&format!("{m}.q_proj"), x, &a.q, Role::Other)?;
     let q =
@@ -49,24 +65,12 @@ pub(crate) fn attention(
         a.k_norm.as_ref(),
         shared.table(a.rope, a.kv_heads),
     )?;
-    let mut turned = Vec::new();
-    for (h, head) in g.split(&format!("{m}.k.heads"), k, a.kv_heads, 3)?.into_iter().enumerate() {
-        let perm = Value::ints(&[0, 3, 2, 1]);
-        turned.push(g.op(
-            "transpose",
-            &named(a.kv_heads, &format!("k_{layer}_new"), h),
-            &[("x", head.into()), ("perm", perm.into())],
-        )?);
-    }
-    let k_new = g.concat(&format!("k_{layer}_new"), turned, 3)?;
+    let new = g.split(&format!("{m}.k.heads"), k, a.kv_heads, 3)?;
     let v_new = g.linear(&format!("v_{layer}_new"), x, &a.v, Role::Other)?;
-
-    let k_past = g.input(&format!("k_{layer}"), [1, rows, 1, width])?;
-    let v_past = g.input(&format!("v_{layer}"), [1, width, 1, rows])?;
-    let k = g.concat(&format!("{m}.keys"), vec![k_past, k_new], 1)?;
-    let v = g.concat(&format!("{m}.values"), vec![v_past, v_new], 3)?;
-    let k = g.split(&format!("{m}.keys.heads"), k, a.kv_heads, 3)?;
-    let v = g.split(&format!("{m}.values.heads"), v, a.kv_heads, 1)?;
+    let (k_new, k, v) = match past {
+        Past::Inputs => keys_first(g, &m, layer, a, rows, new, v_new)?,
+        Past::State { k, v } => turned(g, &m, layer, a, [k, v], new, v_new)?,
+    };
 
     let mask = shared.mask(rows, a.window, group);
     let scale = 1.0 / (a.head_dim as f32).sqrt();
@@ -98,6 +102,58 @@ pub(crate) fn attention(
     let joined = g.concat(&format!("{m}.joined"), outputs, 1)?;
     let out = g.linear(&format!("{m}.out_proj"), joined, &a.o, Role::Other)?;
     Ok(Attended { out, k_new, v_new })
+}
+
+/// Keys of cached rows and new tokens by head, `[1, keys, 1, dim]`, and values, `[1, dim, 1, keys]`.
+type ByHead = (VarId, Vec<VarId>, Vec<VarId>);
+
+/// Caches that are inputs: the host keeps keys as the scores take them, so that only new ones are turned.
+fn keys_first(
+    g: &mut Graph<'_, '_>,
+    m: &str,
+    layer: usize,
+    a: &Attention,
+    rows: usize,
+    new: Vec<VarId>,
+    v_new: VarId,
+) -> Result<ByHead, Error> {
+    let width = a.kv_heads * a.head_dim;
+    let name = |h| named(a.kv_heads, &format!("k_{layer}_new"), h);
+    let new =
+        new.into_iter().enumerate().map(|(h, head)| turn(g, &name(h), head)).collect::<Result<_, _>>()?;
+    let k_new = g.concat(&format!("k_{layer}_new"), new, 3)?;
+    let k_past = g.input(&format!("k_{layer}"), [1, rows, 1, width])?;
+    let v_past = g.input(&format!("v_{layer}"), [1, width, 1, rows])?;
+    let k = g.concat(&format!("{m}.keys"), vec![k_past, k_new], 1)?;
+    let v = g.concat(&format!("{m}.values"), vec![v_past, v_new], 3)?;
+    let k = g.split(&format!("{m}.keys.heads"), k, a.kv_heads, 3)?;
+    let v = g.split(&format!("{m}.values.heads"), v, a.kv_heads, 1)?;
+    Ok((k_new, k, v))
+}
+
+/// Caches in a state, where keys lie as values do and all of them are turned.
+fn turned(
+    g: &mut Graph<'_, '_>,
+    m: &str,
+    layer: usize,
+    a: &Attention,
+    [k_past, v_past]: [VarId; 2],
+    new: Vec<VarId>,
+    v_new: VarId,
+) -> Result<ByHead, Error> {
+    let k_new = g.concat(&format!("k_{layer}_new"), new, 1)?;
+    let k = g.concat(&format!("{m}.keys"), vec![k_past, k_new], 3)?;
+    let v = g.concat(&format!("{m}.values"), vec![v_past, v_new], 3)?;
+    let k = g.split(&format!("{m}.keys.heads"), k, a.kv_heads, 1)?;
+    let name = |h| format!("{m}.keys.turned_{h}");
+    let k = k.into_iter().enumerate().map(|(h, head)| turn(g, &name(h), head)).collect::<Result<_, _>>()?;
+    let v = g.split(&format!("{m}.values.heads"), v, a.kv_heads, 1)?;
+    Ok((k_new, k, v))
+}
+
+/// `[1, a, 1, b]` to `[1, b, 1, a]`.
+fn turn(g: &mut Graph<'_, '_>, name: &str, x: VarId) -> Result<VarId, Error> {
+    g.op("transpose", name, &[("x", x.into()), ("perm", Value::ints(&[0, 3, 2, 1]).into())])
 }
 
 /// A name for one of several, or the plain name when it is the only one.

@@ -3,9 +3,10 @@ use std::collections::BTreeMap;
 use anemone_mil::{Function, Program, VarId};
 use anemone_models::{Attention, Ffn, Gated, Mixer, Rope, Stack};
 
-use crate::attention::{Shared, attention};
+use crate::attention::{Cached, Shared, attention};
 use crate::conv::short_conv;
 use crate::graph::{Graph, Role};
+use crate::state::States;
 use crate::weights::Table;
 use crate::{CachePlan, ChunkPlan, Error, Load, Options, Pass, WeightRecord};
 
@@ -13,6 +14,7 @@ use crate::{CachePlan, ChunkPlan, Error, Load, Options, Pass, WeightRecord};
 ///
 /// Inputs: `hidden [1, H, 1, S]`; `cos_r`, `sin_r [1, D/2, 1, S]` for rope r of the chunk in order of first use;
 /// `mask_full [1, ctx + S, 1, S]`, `mask_sliding_W [1, rows + S, 1, S]`, additive; each layer's cache as [`CachePlan`] says.
+/// In a chunk with states those are written instead, see [`StatePlan`](crate::StatePlan).
 /// Outputs: `hidden_out`, then each layer's new cache rows. The last chunk applies no final norm; heads do.
 pub fn lower_chunk(
     stack: &Stack,
@@ -65,6 +67,7 @@ fn function(
     let mut g = Graph::new(&pass.name(), options.spec_version, tokens, options.rules, table);
     let mut x = g.input("hidden", [1, stack.hidden_size, 1, tokens])?;
     let shared = shared_inputs(&mut g, stack, chunk)?;
+    let mut states = States::read(&mut g, chunk)?;
     let mut caches = Vec::new();
     for (layer, cache) in chunk.layers.clone().zip(&chunk.caches) {
         let block = &stack.blocks[layer];
@@ -72,8 +75,11 @@ fn function(
         let normed = g.rms_norm(&format!("{path}.operator_norm"), x, &block.mixer_norm)?;
         let mut y = match (&block.mixer, cache) {
             (Mixer::Attention(a), CachePlan::Attention { rows, .. }) => {
-                let attended = attention(&mut g, &shared, path, layer, normed, a, *rows)?;
-                caches.extend([attended.k_new, attended.v_new]);
+                let cached = Cached { layer, rows: *rows, past: states.past(layer) };
+                let attended = attention(&mut g, &shared, path, normed, a, &cached)?;
+                if !states.take(layer, &attended) {
+                    caches.extend([attended.k_new, attended.v_new]);
+                }
                 attended.out
             }
             (Mixer::ShortConv(c), _) => {
@@ -99,6 +105,7 @@ fn function(
         let name = if last { "hidden_out".to_string() } else { path.clone() };
         x = g.add(&name, x, y)?;
     }
+    states.write(&mut g)?;
     let mut outputs = vec![x];
     outputs.extend(caches);
     g.finish(&outputs)

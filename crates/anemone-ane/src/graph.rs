@@ -42,6 +42,16 @@ impl<'a, 'w> Graph<'a, 'w> {
         Ok(self.b.input(name, Type::Tensor(TensorType::fp16(shape)))?)
     }
 
+    pub(crate) fn state(&mut self, name: &str, shape: [usize; 4]) -> Result<VarId, Error> {
+        Ok(self.b.input(name, Type::State(TensorType::fp16(shape)))?)
+    }
+
+    pub(crate) fn write_state(&mut self, name: &str, state: VarId, data: VarId) -> Result<(), Error> {
+        let inputs = [("input", state.into()), ("data", data.into())];
+        self.b.ops("write_state", &identifier(&format!("{name}_write")), &inputs, &[])?;
+        Ok(())
+    }
+
     pub(crate) fn finish(self, outputs: &[VarId]) -> Result<Function, Error> {
         Ok(self.b.finish(outputs)?)
     }
@@ -99,7 +109,19 @@ impl<'a, 'w> Graph<'a, 'w> {
             return Ok(vec![x]);
         }
         let size = self.b.shape(x)[axis] / parts;
-        let sizes = Value::ints(&vec![size as i32; parts]);
+        self.split_sizes(name, x, &vec![size; parts], axis)
+    }
+
+    /// Parts of given sizes along an axis, two at least.
+    pub(crate) fn split_sizes(
+        &mut self,
+        name: &str,
+        x: VarId,
+        sizes: &[usize],
+        axis: usize,
+    ) -> Result<Vec<VarId>, Error> {
+        let parts = sizes.len();
+        let sizes = Value::ints(&sizes.iter().map(|s| *s as i32).collect::<Vec<_>>());
         let names: Vec<String> = (0..parts).map(|i| identifier(&format!("{name}_{i}"))).collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let inputs =

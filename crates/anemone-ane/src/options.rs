@@ -48,6 +48,17 @@ pub enum Silu {
     Fused,
 }
 
+/// How a bundle keeps keys and values between passes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CacheKind {
+    /// The host holds them; they are inputs, and new rows are outputs.
+    #[default]
+    Io,
+    /// Core ML states, written by the pass itself. Convolution windows stay inputs and outputs.
+    State,
+}
+
 /// Forms chosen for the engine's fp16 arithmetic; recorded in the manifest.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Rules {
@@ -101,6 +112,9 @@ pub struct Options {
     pub passes: Vec<Pass>,
     /// Sliding layers keep a ring of their window instead of `ctx` rows.
     pub ring: bool,
+    /// Where keys and values are kept.
+    #[serde(default)]
+    pub cache: CacheKind,
     /// Specification version of the packages; 9 is macOS 15.
     pub spec_version: i32,
     /// Arithmetic rules.
@@ -117,6 +131,7 @@ impl Default for Options {
             ctx: 2048,
             passes: vec![Pass::Decode, Pass::Prefill(64)],
             ring: true,
+            cache: CacheKind::Io,
             spec_version: 9,
             rules: Rules::default(),
             layers_per_chunk: None,
@@ -151,6 +166,9 @@ impl Options {
                     self.ctx
                 ),
             );
+        }
+        if self.spec_version < 9 && self.cache == CacheKind::State {
+            return bad("--cache", "state needs --target macos15 or later; use io".into());
         }
         if self.spec_version < 9 && self.passes.len() > 1 {
             return bad(

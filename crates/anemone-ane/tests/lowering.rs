@@ -5,9 +5,9 @@
 
 use std::path::PathBuf;
 
-use anemone_ane::{CachePlan, Options, Pass, Rules, Silu, lower_chunk, lower_head, plan};
+use anemone_ane::{CacheKind, CachePlan, Options, Pass, Rules, Silu, lower_chunk, lower_head, plan};
 use anemone_checkpoint::Checkpoint;
-use anemone_mil::{print_program, read_package, write_package};
+use anemone_mil::{Type, print_program, read_package, write_package};
 
 const DENSE: [&str; 4] =
     ["lfm2-tiny-tied", "lfm2-tiny-untied-sharded", "lfm3-tiny", "lfm3-tiny-options-sharded"];
@@ -32,23 +32,25 @@ fn every_dense_checkpoint_lowers_and_reads_back() {
         let Some(checkpoint) = checkpoint(name) else { continue };
         let weights = checkpoint.weights();
         let stack = anemone_models::load(checkpoint.config(), &*weights).unwrap();
-        for ring in [true, false] {
+        for (ring, cache) in [true, false].map(|r| [(r, CacheKind::Io), (r, CacheKind::State)]).concat() {
             for (kind, passes) in [
                 ("all", vec![Pass::Decode, Pass::Prefill(4), Pass::Prefill(16), Pass::Verify(3)]),
                 ("decode", vec![Pass::Decode]),
                 ("prefill", vec![Pass::Prefill(8)]),
+                ("verify", vec![Pass::Verify(3)]),
             ] {
                 let options = Options {
                     ctx: 64,
                     passes: passes.clone(),
                     ring,
+                    cache,
                     layers_per_chunk: Some(3),
                     ..Options::default()
                 };
                 let plan = plan(&stack, &options).unwrap();
                 let dir = tempfile::tempdir().unwrap();
-                let dir =
-                    keep().map_or(dir.path().to_path_buf(), |k| k.join(format!("{name}-{ring}-{kind}")));
+                let dir = keep()
+                    .map_or(dir.path().to_path_buf(), |k| k.join(format!("{name}-{ring}-{cache:?}-{kind}")));
                 std::fs::create_dir_all(&dir).unwrap();
                 for (i, chunk) in plan.chunks.iter().enumerate() {
                     let (program, records) =
@@ -86,6 +88,39 @@ fn sliding_layers_keep_a_ring_only_when_asked() {
     };
     assert_eq!(rows(true), [64, 8, 64]);
     assert_eq!(rows(false), [64, 64, 64]);
+}
+
+#[test]
+fn states_are_few_and_as_wide_as_the_engine_asks() {
+    let Some(checkpoint) = checkpoint("lfm3-tiny") else { return };
+    let weights = checkpoint.weights();
+    let stack = anemone_models::load(checkpoint.config(), &*weights).unwrap();
+    let passes = vec![Pass::Decode, Pass::Verify(30)];
+    let options = Options { ctx: 70, passes, cache: CacheKind::State, ..Options::default() };
+    let plan = plan(&stack, &options).unwrap();
+    let [chunk] = &plan.chunks[..] else { panic!("one chunk") };
+    let states: Vec<_> =
+        chunk.states.iter().map(|s| (s.name.as_str(), s.layers.len(), s.rows, s.ring)).collect();
+    // 8 - 1 + 30 rows of the ring and 70 of the context, rounded up.
+    assert_eq!(states, [("cache_0", 2, 96, false), ("cache_1", 1, 64, true)]);
+    let (program, _) = lower_chunk(&stack, &|w| w.load(&*weights), chunk, &options).unwrap();
+    for function in program.functions.values() {
+        let counts = function.op_counts();
+        assert_eq!((counts["read_state"], counts["write_state"]), (2, 2));
+        let states =
+            function.inputs.iter().map(|i| &function.var(*i).ty).filter(|t| matches!(t, Type::State(_)));
+        for state in states {
+            assert_eq!(state.tensor().shape[3] % 32, 0);
+        }
+        // No integers, no writing at computed places: those leave the engine.
+        assert!(!counts.contains_key("slice_update") && !counts.contains_key("gather"));
+        let names: Vec<_> = function.outputs.iter().map(|o| function.var(*o).name.as_str()).collect();
+        assert!(names.iter().all(|n| *n == "hidden_out" || n.ends_with("_window")), "{names:?}");
+    }
+    let early = Options { spec_version: 8, passes: vec![Pass::Decode], ..options };
+    assert!(
+        anemone_ane::plan(&stack, &early).unwrap_err().to_string().contains("--cache state needs --target")
+    );
 }
 
 #[test]

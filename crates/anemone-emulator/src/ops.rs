@@ -13,6 +13,7 @@ mod normal;
 mod reduce;
 mod select;
 mod slice;
+mod sum;
 #[cfg(test)]
 mod tests;
 

@@ -6,8 +6,8 @@
 use std::path::PathBuf;
 
 use anemone_mil::{
-    DataType, FunctionBuilder, Program, TensorType, Type, Value, Weight, WeightId, WeightSource,
-    print_program, read_package, write_package,
+    Arg, DataType, FunctionBuilder, Program, TensorType, Type, Value, VarId, Weight, WeightId, WeightSource,
+    pack_bits, print_program, read_package, write_package,
 };
 
 fn shared(path: &str) -> Option<PathBuf> {
@@ -134,6 +134,113 @@ fn functions_states_and_metadata_round_trip_and_bytes_repeat() {
     }
     let error = write_package(&program, &one).unwrap_err().to_string();
     assert!(error.contains("exists already"), "{error}");
+}
+
+/// Attention over a state in two functions, with weights in a table, block-scaled and plain.
+fn compressed_attention() -> Program {
+    let full = TensorType::fp16([64, 64, 1, 1]);
+    let kinds = [
+        ("wq.indices", TensorType::new(DataType::Uint4, [64, 64, 1, 1])),
+        ("wq.lut", TensorType::fp16([2, 1, 1, 1, 16, 1])),
+        ("wk", full.clone()),
+        ("wo.data", TensorType::new(DataType::Int8, [64, 64, 1, 1])),
+        ("wo.scale", TensorType::fp16([64, 1, 1, 1])),
+    ];
+    let weights = kinds.iter().map(|(name, ty)| {
+        let numbers = 0..ty.numel() as u32;
+        let bytes: Vec<u8> = match ty.dtype {
+            DataType::Uint4 => pack_bits(&numbers.map(|i| (i * 7 % 16) as u8).collect::<Vec<_>>(), 4),
+            DataType::Int8 => numbers.map(|i| (i * 37) as u8).collect(),
+            _ => numbers.flat_map(|i| half::f16::from_f32((i % 97) as f32 / 970.0).to_le_bytes()).collect(),
+        };
+        Weight { name: (*name).into(), ty: ty.clone(), source: WeightSource::Bytes(bytes.into()) }
+    });
+    let function = |name: &str, tokens: usize| {
+        let mut b = FunctionBuilder::new(name, 9);
+        let weight = |i: usize| Arg::Value(Value::Weight(kinds[i].1.clone(), WeightId(i)));
+        let x = b.input("x", TensorType::fp16([1, 64, 1, tokens])).unwrap();
+        let cache = b.input("cache", Type::State(TensorType::fp16([1, 64, 1, 128]))).unwrap();
+        let table = [("indices", weight(0)), ("lut", weight(1))];
+        let wq = b.op("constexpr_lut_to_dense", "wq", &table).unwrap();
+        let wk = b.constant("wk", Value::Weight(full.clone(), WeightId(2))).unwrap();
+        let scaled = [("data", weight(3)), ("scale", weight(4))];
+        let wo = b.op("constexpr_blockwise_shift_scale", "wo", &scaled).unwrap();
+        let conv = |b: &mut FunctionBuilder, name: &str, x: VarId, w: VarId| {
+            let inputs = [
+                ("x", x.into()),
+                ("weight", w.into()),
+                ("pad_type", Value::text("valid").into()),
+                ("strides", Value::ints(&[1, 1]).into()),
+                ("pad", Value::ints(&[0; 4]).into()),
+                ("dilations", Value::ints(&[1, 1]).into()),
+                ("groups", Value::int(1).into()),
+            ];
+            b.op("conv", name, &inputs).unwrap()
+        };
+        let turn = |b: &mut FunctionBuilder, name: &str, x: VarId, perm: [i32; 4]| {
+            b.op("transpose", name, &[("x", x.into()), ("perm", Value::ints(&perm).into())]).unwrap()
+        };
+        let product = |b: &mut FunctionBuilder, name: &str, x: VarId, y: VarId, turned: bool| {
+            let inputs = [
+                ("x", x.into()),
+                ("y", y.into()),
+                ("transpose_x", Value::flag(false).into()),
+                ("transpose_y", Value::flag(turned).into()),
+            ];
+            b.op("matmul", name, &inputs).unwrap()
+        };
+        let (q, k) = (conv(&mut b, "q", x, wq), conv(&mut b, "k", x, wk));
+        let before = b.op("read_state", "before", &[("input", cache.into())]).unwrap();
+        let joined = [
+            ("values", vec![before, k].into()),
+            ("axis", Value::int(3).into()),
+            ("interleave", Value::flag(false).into()),
+        ];
+        let joined = b.op("concat", "joined", &joined).unwrap();
+        let last = [
+            ("x", joined.into()),
+            ("begin", Value::ints(&[0, 0, 0, tokens as i32]).into()),
+            ("end", Value::ints(&[1, 64, 1, 128 + tokens as i32]).into()),
+        ];
+        let after = b.op("slice_by_index", "after", &last).unwrap();
+        b.ops("write_state", "written", &[("input", cache.into()), ("data", after.into())], &[]).unwrap();
+        let queries = turn(&mut b, "queries", q, [0, 2, 3, 1]);
+        let keys = turn(&mut b, "keys", after, [0, 2, 1, 3]);
+        let scores = product(&mut b, "scores", queries, keys, false);
+        let probs =
+            b.op("softmax", "probs", &[("x", scores.into()), ("axis", Value::int(-1).into())]).unwrap();
+        let attn = product(&mut b, "attn", keys, probs, true);
+        let attn = turn(&mut b, "attn_turned", attn, [0, 2, 1, 3]);
+        let y = conv(&mut b, "y", attn, wo);
+        b.finish(&[y]).unwrap()
+    };
+    Program {
+        spec_version: 9,
+        functions: [("decode", 1), ("prefill", 16)].map(|(n, t)| (n.to_string(), function(n, t))).into(),
+        default_function: "decode".into(),
+        weights: weights.collect(),
+        metadata: [("made-by".to_string(), "anemone".to_string())].into(),
+    }
+}
+
+#[test]
+fn compressed_weights_are_shared_and_read_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("p.mlpackage");
+    let program = compressed_attention();
+    let report = write_package(&program, &path).unwrap();
+    // A header, and five records, whose content fills whole multiples of 64 bytes.
+    assert_eq!(report.weight_bytes, 64 + 5 * 64 + 2048 + 64 + 8192 + 4096 + 128);
+    let read = read_package(&path).unwrap();
+    assert_eq!(print_program(&read), print_program(&program));
+    for (a, b) in program.weights.iter().zip(&read.weights) {
+        assert_eq!(a.ty, b.ty);
+        assert_eq!(a.source.read().unwrap().to_vec(), b.source.read().unwrap().to_vec(), "{}", a.name);
+    }
+    #[allow(clippy::disallowed_methods, reason = "lets the validator look at the packages")]
+    if let Some(keep) = std::env::var_os("ANEMONE_KEEP") {
+        write_package(&program, &PathBuf::from(keep).join("compressed.mlpackage")).unwrap();
+    }
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! A bundle as an engine: chunks, caches, masks and head slices over any [`Executor`].
 //!
 //! A pass takes a fixed number of tokens. A prompt is cut into the largest passes that fit; what is left is padded to the
-//! smallest pass that holds it, and read at its true end. Rows of a pass enter the caches only when the next pass begins or the
-//! sequence steps back, so that any prefix of the latest pass can be kept.
+//! smallest pass that holds it, and read at its true end. Rows of a pass enter the host's caches only when the next pass begins or
+//! the sequence steps back, so that any prefix of the latest pass can be kept. A state takes them in at once; what is stepped back
+//! over stays there unseen, since masks go by position, until other tokens take its place.
 
 mod caches;
 mod masks;
@@ -36,15 +37,17 @@ pub struct GraphEngine {
     caches: Caches,
     /// Tokens in the caches; the latest pass may hold more.
     committed: usize,
+    /// End of the positions that passes have put into states since the start of the sequence.
+    written: usize,
     pending: Option<Pending>,
     logits: Vec<f32>,
-    states: States,
 }
 
 struct Chunk {
     plan: ChunkPlan,
     file: String,
     functions: BTreeMap<Pass, Box<dyn Executable>>,
+    states: States,
 }
 
 struct Head {
@@ -71,7 +74,7 @@ impl GraphEngine {
         let files = |role| manifest.packages.iter().filter(move |p| p.role == role).map(|p| p.file.clone());
         let chunks: Vec<Chunk> = files(Role::Chunk)
             .zip(manifest.plan.chunks.clone())
-            .map(|(file, plan)| Chunk { plan, file, functions: BTreeMap::new() })
+            .map(|(file, plan)| Chunk { plan, file, functions: BTreeMap::new(), states: States::new() })
             .collect();
         let heads: Vec<Head> =
             files(Role::Head).map(|file| Head { file, functions: BTreeMap::new() }).collect();
@@ -83,7 +86,7 @@ impl GraphEngine {
         let mut passes = manifest.options.passes.clone();
         passes.sort_by_key(|p| p.tokens());
         let embedding = bundle.host_tensor("embedding").map_err(EngineError::new)?;
-        let caches = Caches::new(chunks.iter().flat_map(|c| &c.plan.caches));
+        let caches = Caches::new(chunks.iter().flat_map(|c| &c.plan.caches), manifest.options.cache);
         Ok(Self {
             ropes: distinct_ropes(&stack),
             ctx: manifest.options.ctx,
@@ -96,9 +99,9 @@ impl GraphEngine {
             passes,
             caches,
             committed: 0,
+            written: 0,
             pending: None,
             logits: Vec::new(),
-            states: States::new(),
         })
     }
 
@@ -193,10 +196,18 @@ impl GraphEngine {
             shared.insert(format!("cos_{i}"), cos);
             shared.insert(format!("sin_{i}"), sin);
         }
+        if start < self.first_shown() {
+            return Err(EngineError::new("the states hold other tokens after a failed pass; start over"));
+        }
+        let written = self.written.max(start);
         for plan in self.chunks.iter().flat_map(|c| &c.plan.caches) {
-            if let Some((name, mask)) = masks::mask(plan, start, width) {
+            if let Some((name, mask)) = masks::mask(plan, start, written, width) {
                 shared.entry(name).or_insert(mask);
             }
+        }
+        for state in self.chunks.iter().flat_map(|c| &c.plan.states) {
+            shared.extend(masks::entry(state, start, tokens.len(), width));
+            self.written = written.max(start + tokens.len());
         }
         if let Some(tap) = tap {
             tap("model.embed_tokens", &x, tokens.len());
@@ -217,7 +228,7 @@ impl GraphEngine {
                     .ok_or_else(|| EngineError::new(format!("{}: unknown input `{name}`", chunk.file)))?;
                 inputs.push((name, array));
             }
-            let outputs = function.predict(&inputs, &mut self.states).map_err(EngineError::new)?;
+            let outputs = function.predict(&inputs, &mut chunk.states).map_err(EngineError::new)?;
             let mut named: BTreeMap<String, Array> =
                 signature.outputs.iter().map(|(name, _)| name.clone()).zip(outputs).collect();
             x = named
@@ -254,8 +265,8 @@ impl GraphEngine {
                 let name = if several { pass.name() } else { "main".into() };
                 let function =
                     load(&mut *self.executor, &self.bundle, &head.file, &name, &mut head.functions, columns)?;
-                let out =
-                    function.predict(&[("hidden", &input)], &mut self.states).map_err(EngineError::new)?;
+                let out = function.predict(&[("hidden", &input)], &mut States::new());
+                let out = out.map_err(EngineError::new)?;
                 let out = out.first().filter(|a| a.shape.len() == 4 && a.shape[3] == columns);
                 let out = out.ok_or_else(|| EngineError::new(format!("{}: gives no logits", head.file)))?;
                 let rows = out.shape[1];
@@ -280,6 +291,16 @@ impl GraphEngine {
             }
         }
         x
+    }
+
+    /// The first position whose keys every cache can still show.
+    fn first_shown(&self) -> usize {
+        let states = self.chunks.iter().filter(|c| !c.plan.states.is_empty());
+        states
+            .flat_map(|c| &c.plan.caches)
+            .map(|plan| masks::first_shown(plan, self.written))
+            .max()
+            .unwrap_or(0)
     }
 
     /// Moves up to `most` rows of the latest pass into the caches.
@@ -316,7 +337,7 @@ impl Engine for GraphEngine {
     }
 
     fn nearest(&self, position: usize) -> usize {
-        if position >= self.committed { position.min(self.position()) } else { 0 }
+        if position >= self.committed.max(self.first_shown()) { position.min(self.position()) } else { 0 }
     }
 
     fn rewind(&mut self, position: usize) -> Result<(), EngineError> {
@@ -324,10 +345,10 @@ impl Engine for GraphEngine {
             self.reset();
             return Ok(());
         }
-        if position < self.committed || position > self.position() {
-            let (from, to) = (self.committed, self.position());
+        let (from, to) = (self.committed.max(self.first_shown()), self.position());
+        if position < from || position > to {
             return Err(EngineError::new(format!(
-                "cannot go back to {position}; the latest pass covers {from} to {to}"
+                "cannot go back to {position}; the latest pass can be cut from {from} to {to}"
             )));
         }
         self.commit(position - self.committed);
@@ -337,8 +358,9 @@ impl Engine for GraphEngine {
     fn reset(&mut self) {
         self.pending = None;
         self.committed = 0;
+        self.written = 0;
         self.caches.clear();
-        self.states.clear();
+        self.chunks.iter_mut().for_each(|c| c.states.clear());
     }
 }
 

@@ -33,7 +33,7 @@ pub(super) fn attention(site: &Site<'_>) -> Result<Run, String> {
     let (query, key, value) = (site.slot("query")?, site.slot("key")?, site.slot("value")?);
     let keys = k[rank - 2];
     Ok(Box::new(move |call| {
-        let mut p = qk.run(call, call.floats(query)?, call.floats(key)?)?;
+        let mut p = qk.run(call, call.floats(query)?, call.floats(key)?);
         for s in &mut p {
             *s *= scale;
         }
@@ -51,7 +51,7 @@ pub(super) fn attention(site: &Site<'_>) -> Result<Run, String> {
             });
         }
         softmax_lines(&mut p, keys, 1);
-        let out = pv.run(call, &p, call.floats(value)?)?;
+        let out = pv.run(call, &p, call.floats(value)?);
         call.give(p);
         Ok(vec![Data::floats(out)])
     }))

@@ -2,9 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use anemone_tensor::DType;
-
 use super::layout::{Permute, strides};
+use super::sum;
 use crate::site::Site;
 use crate::value::{Call, Data, Run};
 
@@ -55,7 +54,7 @@ impl Contraction {
         })
     }
 
-    pub(super) fn run(&self, call: &Call<'_>, a: &[f32], b: &[f32]) -> Result<Vec<f32>, String> {
+    pub(super) fn run(&self, call: &Call<'_>, a: &[f32], b: &[f32]) -> Vec<f32> {
         let moved_a = arrange(call, &self.a, a);
         let moved_b = arrange(call, &self.b, b);
         let (a, b) = (moved_a.as_deref().unwrap_or(a), moved_b.as_deref().unwrap_or(b));
@@ -64,16 +63,16 @@ impl Contraction {
         for i in 0..self.batch {
             let (a, b) = (&a[i * m * k..(i + 1) * m * k], &b[i * n * k..(i + 1) * n * k]);
             let out = &mut out[i * m * n..(i + 1) * m * n];
-            call.product((DType::F32, bytemuck::cast_slice(a)), [m, k], b, None, out)?;
+            sum::product(call.context, a, b, k, out);
         }
         [moved_a, moved_b].into_iter().flatten().for_each(|buffer| call.give(buffer));
         if self.out.is_trivial() {
-            return Ok(out);
+            return out;
         }
         let mut result = call.take(out.len());
         self.out.run(&out, &mut result);
         call.give(out);
-        Ok(result)
+        result
     }
 }
 
@@ -102,7 +101,7 @@ pub(super) fn einsum(site: &Site<'_>) -> Result<Run, String> {
         && let Some(contraction) = Contraction::new(a, b, &out, &sizes)
     {
         return Ok(Box::new(move |call| {
-            Ok(vec![Data::floats(contraction.run(call, call.floats(slots[0])?, call.floats(slots[1])?)?)])
+            Ok(vec![Data::floats(contraction.run(call, call.floats(slots[0])?, call.floats(slots[1])?))])
         }));
     }
     Ok(Box::new(move |call| {
@@ -133,15 +132,14 @@ fn general(terms: &[Vec<char>], out: &[char], sizes: &BTreeMap<char, usize>, val
     let mut result = vec![0.0f32; out.iter().map(|c| sizes[c]).product()];
     let count: usize = dims[..kept].iter().product();
     let inner: usize = dims[kept..].iter().product();
-    let mut index = vec![0usize; letters.len()];
+    let (mut index, mut terms) = (vec![0usize; letters.len()], vec![0.0f32; inner]);
     let place = |index: &[usize], steps: &[usize]| index.iter().zip(steps).map(|(i, s)| i * s).sum::<usize>();
     for _ in 0..count {
-        let mut total = 0.0f32;
-        for _ in 0..inner {
-            total += values.iter().zip(&steps).map(|(v, s)| v[place(&index, s)]).product::<f32>();
+        for term in &mut terms {
+            *term = values.iter().zip(&steps).map(|(v, s)| v[place(&index, s)]).product();
             advance(&mut index[kept..], &dims[kept..]);
         }
-        result[place(&index[..kept], &out_steps[..kept])] = total;
+        result[place(&index[..kept], &out_steps[..kept])] = sum::sum(&terms, f64::from) as f32;
         advance(&mut index[..kept], &dims[..kept]);
     }
     result
@@ -167,7 +165,7 @@ pub(super) fn matmul(site: &Site<'_>) -> Result<Run, String> {
         site.flag("transpose_y"),
     );
     let (x, y) = (site.slot("x")?, site.slot("y")?);
-    Ok(Box::new(move |call| Ok(vec![Data::floats(product.run(call, call.floats(x)?, call.floats(y)?)?)])))
+    Ok(Box::new(move |call| Ok(vec![Data::floats(product.run(call, call.floats(x)?, call.floats(y)?))])))
 }
 
 /// Matrix products over stretched batch axes.
@@ -193,17 +191,17 @@ impl Batched {
         Self { one, pairs, x_len: x[rx] * x[rx + 1], y_len: y[ry] * y[ry + 1] }
     }
 
-    pub(super) fn run(&self, call: &Call<'_>, x: &[f32], y: &[f32]) -> Result<Vec<f32>, String> {
+    pub(super) fn run(&self, call: &Call<'_>, x: &[f32], y: &[f32]) -> Vec<f32> {
         let (a, b) = (self.x_len, self.y_len);
         if let &[(0, 0)] = &self.pairs[..] {
             return self.one.run(call, x, y);
         }
         let mut out = Vec::with_capacity(self.pairs.len() * self.one.m * self.one.n);
         for &(i, j) in &self.pairs {
-            let part = self.one.run(call, &x[i * a..(i + 1) * a], &y[j * b..(j + 1) * b])?;
+            let part = self.one.run(call, &x[i * a..(i + 1) * a], &y[j * b..(j + 1) * b]);
             out.extend_from_slice(&part);
             call.give(part);
         }
-        Ok(out)
+        out
     }
 }

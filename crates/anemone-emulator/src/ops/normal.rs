@@ -1,6 +1,7 @@
 //! Softmax and normalisations.
 
 use super::layout::{Permute, around};
+use super::sum;
 use crate::site::Site;
 use crate::value::{Data, Run};
 
@@ -9,21 +10,18 @@ pub(super) fn softmax_lines(x: &mut [f32], n: usize, inner: usize) {
     if n == 0 || inner == 0 {
         return;
     }
-    let (mut most, mut total) = (vec![0.0f32; inner], vec![0.0f32; inner]);
+    let mut most = vec![0.0f32; inner];
     for block in x.chunks_exact_mut(n * inner) {
         most.fill(f32::NEG_INFINITY);
-        total.fill(0.0);
         for row in block.chunks_exact(inner) {
             most.iter_mut().zip(row).for_each(|(m, v)| *m = if *m > *v || m.is_nan() { *m } else { *v });
         }
         for row in block.chunks_exact_mut(inner) {
-            for ((v, m), t) in row.iter_mut().zip(&most).zip(&mut total) {
-                *v = (*v - m).exp();
-                *t += *v;
-            }
+            row.iter_mut().zip(&most).for_each(|(v, m)| *v = (*v - m).exp());
         }
+        let total = sum::column_sums(block, inner, f64::from);
         for row in block.chunks_exact_mut(inner) {
-            row.iter_mut().zip(&total).for_each(|(v, t)| *v /= t);
+            row.iter_mut().zip(&total).for_each(|(v, t)| *v /= *t as f32);
         }
     }
 }
@@ -78,7 +76,7 @@ pub(super) fn l2_norm(site: &Site<'_>) -> Result<Run, String> {
         let x = call.floats(x)?;
         let mut out = call.take(x.len());
         for (out, x) in out.chunks_exact_mut(n.max(1)).zip(x.chunks_exact(n.max(1))) {
-            let length = (x.iter().map(|v| v * v).sum::<f32>() + epsilon).sqrt();
+            let length = (sum::sum(x, |v| f64::from(v) * f64::from(v)) as f32 + epsilon).sqrt();
             out.iter_mut().zip(x).for_each(|(o, v)| *o = v / length);
         }
         Ok(vec![Data::floats(out)])
@@ -104,8 +102,8 @@ pub(super) fn layer_norm(site: &Site<'_>) -> Result<Run, String> {
         let mut out = call.take(x.len());
         there.run(x, &mut out);
         for line in out.chunks_exact_mut(n.max(1)) {
-            let mean = line.iter().sum::<f32>() / n as f32;
-            let variance = line.iter().map(|v| (v - mean) * (v - mean)).sum::<f32>() / n as f32;
+            let mean = (sum::sum(line, f64::from) / n as f64) as f32;
+            let variance = (sum::sum(line, |v| f64::from(v - mean).powi(2)) / n as f64) as f32;
             let deviation = (variance + epsilon).sqrt();
             for (i, v) in line.iter_mut().enumerate() {
                 let normal = (*v - mean) / deviation;

@@ -1,13 +1,13 @@
 //! Many elements to one along axes.
 
 use super::layout::{Permute, around};
+use super::sum;
 use crate::site::Site;
 use crate::value::{Call, Data, Run};
 
 /// A tensor seen as `[outer, n, inner]`, to be reduced along the middle.
 pub(super) struct Lines {
     permute: Option<Permute>,
-    outer: usize,
     n: usize,
     inner: usize,
 }
@@ -18,13 +18,12 @@ impl Lines {
         let size = |axes: &[usize]| axes.iter().map(|a| shape[*a]).product();
         if axes.windows(2).all(|w| w[1] == w[0] + 1) {
             let (first, count) = (axes.first().copied().unwrap_or(shape.len()), axes.len());
-            let product = |s: &[usize]| s.iter().product();
-            let (outer, inner) = (product(&shape[..first]), product(&shape[first + count..]));
-            return Self { permute: None, outer, n: size(axes), inner };
+            let inner = shape[first + count..].iter().product();
+            return Self { permute: None, n: size(axes), inner };
         }
         let kept: Vec<usize> = (0..shape.len()).filter(|a| !axes.contains(a)).collect();
         let order: Vec<usize> = kept.iter().chain(axes).copied().collect();
-        Self { permute: Some(Permute::new(shape, &order)), outer: size(&kept), n: size(axes), inner: 1 }
+        Self { permute: Some(Permute::new(shape, &order)), n: size(axes), inner: 1 }
     }
 
     /// The elements in the order of the lines, when that is not their own.
@@ -35,39 +34,35 @@ impl Lines {
         Some(out)
     }
 
-    /// Folds each line with `f`, starting at `start`: `[outer, inner]`.
-    fn fold(&self, x: &[f32], start: f32, f: impl Fn(f32, f32) -> f32, out: &mut [f32]) {
+    /// The greatest of each line by `beats`, or `start` of an empty one: `[outer, inner]`.
+    fn best(&self, x: &[f32], start: f32, beats: impl Fn(f32, f32) -> bool, out: &mut [f32]) {
         out.fill(start);
-        if self.inner == 1 {
-            for (o, line) in out.iter_mut().zip(x.chunks_exact(self.n.max(1))) {
-                // Several running values, so that the loop becomes vectors.
-                let mut lanes = [start; 16];
-                let chunks = line.chunks_exact(16);
-                let rest = chunks.remainder();
-                for chunk in chunks {
-                    lanes.iter_mut().zip(chunk).for_each(|(l, v)| *l = f(*l, *v));
-                }
-                lanes.iter_mut().zip(rest).for_each(|(l, v)| *l = f(*l, *v));
-                // The neutral start keeps unused lanes out.
-                *o = line.first().map_or(start, |_| {
-                    lanes.into_iter().reduce(|a, b| merge(a, b, &f, start)).unwrap_or(start)
-                });
-            }
-            return;
-        }
-        for o in 0..self.outer {
-            let out = &mut out[o * self.inner..(o + 1) * self.inner];
+        for (o, out) in out.chunks_exact_mut(self.inner.max(1)).enumerate() {
             for i in 0..self.n {
                 let row = &x[(o * self.n + i) * self.inner..][..self.inner];
-                out.iter_mut().zip(row).for_each(|(o, v)| *o = f(*o, *v));
+                for (o, v) in out.iter_mut().zip(row) {
+                    // NaN beats all and is beaten by none.
+                    if !o.is_nan() && (v.is_nan() || beats(*v, *o)) {
+                        *o = *v;
+                    }
+                }
             }
         }
     }
-}
 
-/// Joins two running values; for a sum of squares they are added, not squared again.
-fn merge(a: f32, b: f32, f: &impl Fn(f32, f32) -> f32, start: f32) -> f32 {
-    if start == 0.0 { a + b } else { f(a, b) }
+    /// The sum of `term` over each line, divided by `by`: `[outer, inner]`.
+    fn sums(&self, x: &[f32], by: usize, term: impl Fn(f32) -> f64, out: &mut [f32]) {
+        out.fill(0.0);
+        let (inner, line) = (self.inner.max(1), self.n * self.inner);
+        if line == 0 {
+            out.fill((0.0 / by as f64) as f32);
+            return;
+        }
+        for (out, block) in out.chunks_exact_mut(inner).zip(x.chunks_exact(line)) {
+            let totals = sum::column_sums(block, inner, &term);
+            out.iter_mut().zip(totals).for_each(|(o, t)| *o = (t / by as f64) as f32);
+        }
+    }
 }
 
 pub(super) fn reduce(site: &Site<'_>) -> Result<Run, String> {
@@ -83,21 +78,11 @@ pub(super) fn reduce(site: &Site<'_>) -> Result<Run, String> {
         let x = arranged.as_deref().unwrap_or(x);
         let mut out = call.take(len);
         match kind.as_str() {
-            "reduce_sum" => lines.fold(x, 0.0, |a, b| a + b, &mut out),
-            "reduce_mean" => {
-                lines.fold(x, 0.0, |a, b| a + b, &mut out);
-                let n = lines.n as f32;
-                for o in &mut out {
-                    *o /= n;
-                }
-            }
-            "reduce_sum_square" => lines.fold(x, 0.0, |a, b| a + b * b, &mut out),
-            "reduce_max" => {
-                lines.fold(x, f32::NEG_INFINITY, |a, b| if a > b || a.is_nan() { a } else { b }, &mut out);
-            }
-            "reduce_min" => {
-                lines.fold(x, f32::INFINITY, |a, b| if a < b || a.is_nan() { a } else { b }, &mut out);
-            }
+            "reduce_sum" => lines.sums(x, 1, f64::from, &mut out),
+            "reduce_mean" => lines.sums(x, lines.n, f64::from, &mut out),
+            "reduce_sum_square" => lines.sums(x, 1, |v| f64::from(v) * f64::from(v), &mut out),
+            "reduce_max" => lines.best(x, f32::NEG_INFINITY, |a, b| a > b, &mut out),
+            "reduce_min" => lines.best(x, f32::INFINITY, |a, b| a < b, &mut out),
             other => return Err(format!("the emulator has no arithmetic for `{other}`")),
         }
         if let Some(buffer) = arranged {

@@ -1,8 +1,8 @@
-//! The caches of a bundle's layers, owned by the host.
+//! The caches of a bundle's layers that the host owns: all of them, or convolution windows alone where the rest are states.
 
 use std::collections::BTreeMap;
 
-use anemone_ane::CachePlan;
+use anemone_ane::{CacheKind, CachePlan};
 use anemone_mil::Array;
 
 /// Cache inputs by name, and how new rows enter them.
@@ -13,8 +13,9 @@ pub(super) struct Caches {
 }
 
 impl Caches {
-    pub(super) fn new<'a>(plans: impl Iterator<Item = &'a CachePlan>) -> Self {
-        let plans: Vec<CachePlan> = plans.cloned().collect();
+    pub(super) fn new<'a>(plans: impl Iterator<Item = &'a CachePlan>, kind: CacheKind) -> Self {
+        let held = |p: &&CachePlan| kind == CacheKind::Io || matches!(p, CachePlan::ShortConv { .. });
+        let plans: Vec<CachePlan> = plans.filter(held).cloned().collect();
         let mut arrays = BTreeMap::new();
         for plan in &plans {
             match plan {

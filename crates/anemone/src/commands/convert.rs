@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anemone_ane::{Options, Pass, Plan, Rules, Silu, plan};
+use anemone_ane::{CacheKind, Options, Pass, Plan, Rules, Silu, plan};
 use anemone_bundle::{Source, Writer};
 use anemone_checkpoint::Checkpoint;
 use anemone_models::Stack;
@@ -53,6 +53,9 @@ pub(crate) struct Args {
     /// Keep the whole context for sliding layers too
     #[arg(long)]
     no_ring: bool,
+    /// Where keys and values are kept: inputs and outputs of each pass, or Core ML states with rows rounded up to 32
+    #[arg(long, value_name = "KIND", default_value = "io")]
+    cache: CacheName,
     /// Layers of a package, or as few packages as the size limit allows
     #[arg(long, value_name = "auto|N", default_value = "auto", alias = "layers-per-model", value_parser = chunk)]
     chunk: Chunk,
@@ -93,6 +96,12 @@ enum Precision {
 enum Target {
     Macos15,
     Macos26,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum CacheName {
+    Io,
+    State,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -178,6 +187,10 @@ fn options(args: &Args) -> Options {
         ctx: args.ctx,
         passes,
         ring: !args.no_ring,
+        cache: match args.cache {
+            CacheName::Io => CacheKind::Io,
+            CacheName::State => CacheKind::State,
+        },
         spec_version: if args.target == Target::Macos26 { 10 } else { 9 },
         rules,
         layers_per_chunk: match args.chunk {
@@ -212,6 +225,7 @@ fn report(
             "weight_bytes": chunk_bytes + table,
             "embedding_bytes": table,
             "cache_bytes": cache_bytes,
+            "states": plan.chunks.iter().map(|c| &c.states).collect::<Vec<_>>(),
             "rules": options.rules,
             "bundle_bytes": if args.dry_run { None } else { Some(directory_bytes(&args.out)?) },
             "seconds": seconds,
@@ -229,6 +243,15 @@ fn report(
     lines.push(format!("head       {} slices, {}", plan.head.len(), machine::bytes(table as u64)));
     lines.push(format!("embedding  {} on the host", machine::bytes(table as u64)));
     lines.push(format!("caches     {} at ctx {}", machine::bytes(cache_bytes as u64), options.ctx));
+    for (i, chunk) in plan.chunks.iter().enumerate() {
+        for state in &chunk.states {
+            let (layers, kind) = (state.layers.len(), if state.ring { "a ring" } else { "the context" });
+            lines.push(format!(
+                "state      chunk {i} {}: {layers} layers, {} channels, {} rows for {kind}, a multiple of 32",
+                state.name, state.channels, state.rows
+            ));
+        }
+    }
     match seconds {
         None => lines.push("dry run    nothing was written".into()),
         Some(seconds) => {
