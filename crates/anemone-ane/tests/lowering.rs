@@ -48,9 +48,10 @@ fn every_dense_checkpoint_lowers_and_reads_back() {
                     ..Options::default()
                 };
                 let plan = plan(&stack, &options).unwrap();
+                let rows = if ring { "ring" } else { "full" };
                 let dir = tempfile::tempdir().unwrap();
                 let dir = keep()
-                    .map_or(dir.path().to_path_buf(), |k| k.join(format!("{name}-{ring}-{cache:?}-{kind}")));
+                    .map_or(dir.path().to_path_buf(), |k| k.join(format!("{name}-{rows}-{cache:?}-{kind}")));
                 std::fs::create_dir_all(&dir).unwrap();
                 for (i, chunk) in plan.chunks.iter().enumerate() {
                     let (program, records) =
