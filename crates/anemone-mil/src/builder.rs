@@ -82,7 +82,8 @@ impl FunctionBuilder {
         inputs: &[(&str, Arg)],
         outputs: &[&str],
     ) -> Result<Vec<VarId>, Error> {
-        let def = ops::find(kind).ok_or_else(|| Error::UnknownOp { op: kind.into(), at: name.into() })?;
+        let def = ops::find(kind, self.spec_version)
+            .ok_or_else(|| Error::UnknownOp { op: kind.into(), at: name.into() })?;
         let mut bound = BTreeMap::new();
         for (param, arg) in inputs {
             let arg = match arg {

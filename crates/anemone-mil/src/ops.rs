@@ -113,9 +113,13 @@ pub fn all() -> impl Iterator<Item = &'static OpDef> {
         .flatten()
 }
 
-/// The declaration of an operation.
-pub fn find(name: &str) -> Option<&'static OpDef> {
-    all().find(|op| op.name == name)
+/// The declaration of an operation as a specification version has it: its latest form up to there, or the earliest there is.
+pub fn find(name: &str, spec_version: i32) -> Option<&'static OpDef> {
+    let forms = || all().filter(|op| op.name == name);
+    forms()
+        .filter(|op| op.since <= spec_version)
+        .max_by_key(|op| op.since)
+        .or_else(|| forms().min_by_key(|op| op.since))
 }
 
 /// Inputs of an operation as inference sees them: types, and values where they are known.

@@ -83,6 +83,11 @@ impl Drop for Unfinished {
     }
 }
 
+/// Before version 9 the inputs of `constexpr` operations are written as attributes.
+fn inputs_are_attributes(kind: &str, spec_version: i32) -> bool {
+    spec_version < 9 && kind.starts_with("constexpr_")
+}
+
 fn sibling(path: &Path) -> PathBuf {
     let mut name = std::ffi::OsString::from(".");
     name.push(path.file_name().unwrap_or_default());

@@ -15,21 +15,47 @@ pub(crate) fn expand(site: &Site<'_>) -> Result<(), String> {
     if out.numel() > LIMIT {
         return Err(format!("expands to {out}; the limit is {LIMIT} elements"));
     }
-    let names: &[&str] = match site.op.kind.as_str() {
+    let kind = site.op.kind.as_str();
+    // The third input says what is left to know, or is not there.
+    let names: &[&str] = match kind {
+        "constexpr_lut_to_dense" if site.has("shape") => &["indices", "lut", "shape"],
         "constexpr_lut_to_dense" => &["indices", "lut", "vector_axis"],
+        "constexpr_affine_dequantize" => &["quantized_data", "scale", "zero_point"],
+        "constexpr_sparse_to_dense" => &["nonzero_data", "mask", "shape"],
+        "constexpr_cast" => &["source_val", "output_dtype"],
         _ => &["data", "scale", "offset"],
     };
     let values: Vec<_> = names.iter().map(|n| site.value(n)).collect();
-    let key = format!("{} {out} {values:?}", site.op.kind);
+    let channel =
+        if kind == "constexpr_affine_dequantize" { site.axis("axis", out.shape.len(), 0)? } else { 0 };
+    let key = format!("{kind} {out} {values:?} {channel}");
     let missing = |i: usize| format!("input `{}` must be a constant", names[i]);
     let (first, second) = (values[0].ok_or_else(|| missing(0))?, values[1].ok_or_else(|| missing(1))?);
-    let lut = site.op.kind == "constexpr_lut_to_dense";
-    let axis = if lut { site.axis("vector_axis", out.shape.len().max(1), 0)? } else { 0 };
+    let packed = site.has("shape");
+    let lut = kind == "constexpr_lut_to_dense";
+    let axis = if lut && !packed { site.axis("vector_axis", out.shape.len().max(1), 0)? } else { 0 };
     let make = |constants: &Constants| {
-        let (a, b) = (constants.data(first)?, constants.data(second)?);
+        let a = constants.data(first)?;
+        if kind == "constexpr_cast" {
+            return Expanded::floats(out.dtype, &a.to_f32());
+        }
+        let b = constants.data(second)?;
         let (a_shape, b_shape) = (&first.ty().shape, &second.ty().shape);
+        if kind == "constexpr_sparse_to_dense" {
+            let Data::Ints(mask) = b else { return Err("`mask` holds no bits".into()) };
+            let mask = if packed { unpacked(&mask, 1, out.numel())? } else { mask.to_vec() };
+            let dense = spread(&a.to_f32(), &mask)?;
+            return collected(out.dtype, &dense);
+        }
         if lut {
             let Data::Ints(indices) = a else { return Err("`indices` are not integers".into()) };
+            if packed {
+                let entries = second.ty().numel();
+                let indices = unpacked(&indices, entries.trailing_zeros() as usize, out.numel())?;
+                let table = b.to_f32();
+                let dense: Vec<f32> = indices.iter().map(|i| table[*i as usize]).collect();
+                return collected(out.dtype, &dense);
+            }
             return match b {
                 Data::Floats(table) => Expanded::floats(
                     out.dtype,
@@ -40,11 +66,48 @@ pub(crate) fn expand(site: &Site<'_>) -> Result<(), String> {
                 )?))),
             };
         }
-        let offset = values[2].map(|v| constants.data(v)).transpose()?.map(|d| d.to_f32());
-        let dense = shift_scale(&a.to_f32(), a_shape, &b.to_f32(), b_shape, offset.as_deref(), out.dtype);
+        let (mut scale, mut groups) = (b.to_f32(), b_shape.clone());
+        let mut offset = values[2].map(|v| constants.data(v)).transpose()?.map(|d| d.to_f32());
+        if kind == "constexpr_affine_dequantize" {
+            // One of each for every index of an axis, seen as groups; a single one serves them all.
+            let count = out.shape.get(channel).copied().unwrap_or(1);
+            groups = vec![1; out.shape.len()];
+            groups[channel] = count;
+            for numbers in [Some(&mut scale), offset.as_mut()].into_iter().flatten() {
+                if let &[one] = &numbers[..] {
+                    *numbers = vec![one; count];
+                }
+            }
+        }
+        let dense = shift_scale(&a.to_f32(), a_shape, &scale, &groups, offset.as_deref(), out.dtype);
         Expanded::floats(out.dtype, &dense)
     };
     site.constants.borrow_mut().expand(site.op.outputs[0], key, make)
+}
+
+/// An expansion in the type it is declared in.
+fn collected(dtype: DataType, dense: &[f32]) -> Result<Expanded, String> {
+    if dtype.is_float() {
+        return Expanded::floats(dtype, dense);
+    }
+    Ok(Expanded::Ints(Data::ints(dense.iter().map(|v| *v as i32).collect())))
+}
+
+/// Codes of `bits` bits out of bytes.
+fn unpacked(bytes: &[i32], bits: usize, count: usize) -> Result<Vec<i32>, String> {
+    let bytes: Vec<u8> = bytes.iter().map(|b| *b as u8).collect();
+    let codes = anemone_mil::unpack_bits(&bytes, bits, count);
+    let codes = codes.ok_or_else(|| format!("{} bytes are too few for {count} codes", bytes.len()))?;
+    Ok(codes.into_iter().map(i32::from).collect())
+}
+
+/// Values in order where the mask is set, zero elsewhere.
+fn spread(values: &[f32], mask: &[i32]) -> Result<Vec<f32>, String> {
+    let mut left = values.iter();
+    let wrong = || format!("`mask` does not set {} elements", values.len());
+    let place = |m: &i32| if *m == 0 { Some(0.0) } else { left.next().copied() };
+    let dense = mask.iter().map(place).collect::<Option<Vec<f32>>>().ok_or_else(wrong)?;
+    if left.next().is_some() { Err(wrong()) } else { Ok(dense) }
 }
 
 /// For each element of `shape`, the number of its group when every axis is cut into the groups of `groups`.

@@ -111,7 +111,12 @@ impl Reader<'_> {
         for (key, argument) in &op.inputs {
             inputs.insert(key.clone(), self.argument(argument, ids, &format!("{at}.{key}"))?);
         }
-        let def = ops::find(&op.r#type)
+        if super::inputs_are_attributes(&op.r#type, spec_version) {
+            let (name, rest) = attributes.into_iter().partition(|(key, _)| key == "name");
+            attributes = name;
+            inputs.extend(rest.into_iter().map(|(key, value): (String, Value)| (key, Arg::Value(value))));
+        }
+        let def = ops::find(&op.r#type, spec_version)
             .ok_or_else(|| Error::UnknownOp { op: op.r#type.clone(), at: at.clone() })?;
         let inferred = ops::check(def, &at, &inputs, function, spec_version)?;
         if inferred.len() != op.outputs.len() {

@@ -42,9 +42,11 @@ pub(super) fn model(program: &Program, offsets: &[u64]) -> Result<model::Model, 
     if !single {
         description.default_function_name.clone_from(&program.default_function);
     }
-    let opset = Program::opset(program.spec_version);
-    let functions =
-        program.functions.iter().map(|(name, f)| (name.clone(), function(f, &opset, offsets))).collect();
+    let functions = program
+        .functions
+        .iter()
+        .map(|(name, f)| (name.clone(), function(f, program.spec_version, offsets)))
+        .collect();
     Ok(model::Model {
         specification_version: program.spec_version,
         description: Some(description),
@@ -97,7 +99,8 @@ fn features(function: &Function) -> Result<model::FunctionDescription, Error> {
     Ok(out)
 }
 
-fn function(function: &Function, opset: &str, offsets: &[u64]) -> mil::Function {
+fn function(function: &Function, spec_version: i32, offsets: &[u64]) -> mil::Function {
+    let opset = Program::opset(spec_version);
     let named = |id: &crate::VarId| {
         let var = function.var(*id);
         mil::NamedValueType { name: var.name.clone(), r#type: Some(to_proto(&var.ty)) }
@@ -119,9 +122,18 @@ fn function(function: &Function, opset: &str, offsets: &[u64]) -> mil::Function 
                 .entry("name".into())
                 .or_insert_with(|| value(&Value::text(function.var(op.outputs[0]).name.clone()), offsets));
         }
+        let mut inputs = op.inputs.clone();
+        if super::inputs_are_attributes(&op.kind, spec_version) {
+            for (key, arg) in std::mem::take(&mut inputs) {
+                match arg {
+                    Arg::Value(v) => drop(attributes.insert(key, value(&v, offsets))),
+                    other => drop(inputs.insert(key, other)),
+                }
+            }
+        }
         mil::Operation {
             r#type: op.kind.clone(),
-            inputs: op.inputs.iter().map(|(k, a)| (k.clone(), argument(a))).collect(),
+            inputs: inputs.iter().map(|(k, a)| (k.clone(), argument(a))).collect(),
             outputs: op.outputs.iter().map(named).collect(),
             blocks: Vec::new(),
             attributes,
@@ -135,8 +147,8 @@ fn function(function: &Function, opset: &str, offsets: &[u64]) -> mil::Function 
     };
     mil::Function {
         inputs: function.inputs.iter().map(named).collect(),
-        opset: opset.into(),
-        block_specializations: BTreeMap::from([(opset.to_string(), block)]),
+        opset: opset.clone(),
+        block_specializations: BTreeMap::from([(opset, block)]),
         attributes: BTreeMap::new(),
     }
 }
