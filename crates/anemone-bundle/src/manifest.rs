@@ -71,16 +71,19 @@ pub struct PackageEntry {
     pub hash: String,
 }
 
-/// Inputs and outputs of a function.
+/// Inputs, outputs and states of a function.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FunctionEntry {
     /// In order.
     pub inputs: Vec<Port>,
     /// In order.
     pub outputs: Vec<Port>,
+    /// In order.
+    #[serde(default)]
+    pub states: Vec<Port>,
 }
 
-/// One input or output.
+/// One input, output or state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Port {
     /// Its name.

@@ -95,9 +95,11 @@ impl Writer {
             }
         };
         let functions = program.functions.values().map(|f| {
-            let inputs = f.inputs.iter().map(|id| port(f, id)).collect();
+            let is_state = |id: &&anemone_mil::VarId| matches!(f.var(**id).ty, Type::State(_));
+            let inputs = f.inputs.iter().filter(|id| !is_state(id)).map(|id| port(f, id)).collect();
             let outputs = f.outputs.iter().map(|id| port(f, id)).collect();
-            (f.name.clone(), FunctionEntry { inputs, outputs })
+            let states = f.inputs.iter().filter(is_state).map(|id| port(f, id)).collect();
+            (f.name.clone(), FunctionEntry { inputs, outputs, states })
         });
         let entry = PackageEntry {
             file: file.into(),

@@ -23,9 +23,13 @@ fn ramp(shape: &[usize]) -> Array {
 }
 
 fn save(b: FunctionBuilder, out: VarId, weights: Vec<Weight>, path: &Path) {
+    save_as(9, b, out, weights, path);
+}
+
+fn save_as(spec_version: i32, b: FunctionBuilder, out: VarId, weights: Vec<Weight>, path: &Path) {
     let f = b.finish(&[out]).unwrap();
     let program = Program {
-        spec_version: 9,
+        spec_version,
         functions: [("main".to_string(), f)].into(),
         default_function: "main".into(),
         weights,
@@ -460,6 +464,65 @@ fn blocks_are_shifted_and_scaled_in_the_type_of_the_scale() {
     let expected =
         [half(-129.0 * tenth), half(126.0 * tenth), 8., 10., half(4.0 * tenth), half(5.0 * tenth), 16., 18.];
     assert_eq!(found.unwrap().data, expected);
+}
+
+/// What a `constexpr` operation of version 7 expands to, through a package on disk, or what is wrong with it.
+fn expanded_early(kind: &str, inputs: &[(&str, Value)], shape: &[usize]) -> Result<Vec<f32>, String> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("p.mlpackage");
+    let mut b = FunctionBuilder::new("main", 7);
+    let x = b.input("x", TensorType::fp16(shape.to_vec())).unwrap();
+    let inputs: Vec<(&str, Arg)> = inputs.iter().map(|(n, v)| (*n, v.clone().into())).collect();
+    let dense = b.op(kind, "dense", &inputs).map_err(|e| e.to_string())?;
+    let out = op(&mut b, "mul", &[("x", dense.into()), ("y", x.into())]);
+    save_as(7, b, out, vec![], &path);
+    let mut f = Emulator::new(Profile::Fp16, 1).load(&path, "main").map_err(|e| e.to_string())?;
+    let ones = array(shape, &vec![1.0; shape.iter().product()]);
+    Ok(f.predict(&[("x", &ones)], &mut States::new()).unwrap().remove(0).data)
+}
+
+#[test]
+fn weights_of_earlier_systems_expand() {
+    let ints = |dtype, shape: &[usize], v: &[i64]| {
+        Value::Immediate(TensorType::new(dtype, shape.to_vec()), Immediate::Ints(v.to_vec()))
+    };
+    let bytes =
+        |v: &[u8]| ints(DataType::Uint8, &[v.len()], &v.iter().map(|b| i64::from(*b)).collect::<Vec<_>>());
+    let halves = |v: &[f32]| Value::floats(DataType::Float16, [v.len()], v);
+    let shape = |v: &[i64]| ints(DataType::Uint32, &[v.len()], v);
+
+    let table = |indices: &[u8]| {
+        let inputs =
+            [("indices", bytes(indices)), ("lut", halves(&[1.0, 2.0, -3.0, 0.5])), ("shape", shape(&[2, 3]))];
+        expanded_early("constexpr_lut_to_dense", &inputs, &[2, 3])
+    };
+    let packed = pack_bits(&[3, 0, 1, 2, 2, 0], 2);
+    assert_eq!(table(&packed).unwrap(), [0.5, 1.0, 2.0, -3.0, -3.0, 1.0]);
+    assert!(table(&packed[..1]).unwrap_err().contains("expected 2 bytes for [2, 3] of 2 bits"));
+
+    let affine = |zero: Value, scale: Value, axis: i32| {
+        let inputs = [
+            ("quantized_data", ints(DataType::Int8, &[2, 3], &[1, 2, 3, 4, 5, -6])),
+            ("zero_point", zero),
+            ("scale", scale),
+            ("axis", Value::int(axis)),
+        ];
+        expanded_early("constexpr_affine_dequantize", &inputs, &[2, 3])
+    };
+    let zeros = |v: &[i64]| ints(DataType::Int8, &[v.len()], v);
+    assert_eq!(affine(zeros(&[1, -1]), halves(&[0.5, 2.0]), 0).unwrap(), [0., 0.5, 1., 10., 12., -10.]);
+    let one_zero = ints(DataType::Int8, &[], &[1]);
+    assert_eq!(affine(one_zero, halves(&[1.0, 2.0, 4.0]), -1).unwrap(), [0., 2., 8., 3., 8., -28.]);
+    assert!(affine(zeros(&[1, 2]), halves(&[1.0; 3]), 1).unwrap_err().contains("along axis 1"));
+
+    let sparse = |values: &[f32]| {
+        let inputs =
+            [("nonzero_data", halves(values)), ("mask", bytes(&[0b10_0101])), ("shape", shape(&[2, 3]))];
+        expanded_early("constexpr_sparse_to_dense", &inputs, &[2, 3])
+    };
+    assert_eq!(sparse(&[1.0, 2.0, 3.0]).unwrap(), [1.0, 0.0, 2.0, 0.0, 0.0, 3.0]);
+    assert!(sparse(&[1.0, 2.0]).unwrap_err().contains("`mask` does not set 2 elements"));
+    assert!(sparse(&[1.0; 4]).unwrap_err().contains("`mask` does not set 4 elements"));
 }
 
 #[test]
