@@ -36,7 +36,8 @@ def main(checker, directory):
     packages = sorted(Path(directory).rglob("*.mlpackage"))
     distinct = {content(p): p for p in reversed(packages)}
     if not packages:
-        sys.exit(f"no packages below {directory}")
+        print(f"no packages below {directory}")
+        sys.exit(1)
     failed = 0
     with multiprocessing.Pool() as pool:
         for package, code, said in pool.imap_unordered(check, [(checker, p) for p in sorted(distinct.values())]):

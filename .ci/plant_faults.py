@@ -33,6 +33,11 @@ def here(command, **_):
     return subprocess.CompletedProcess(command, code, said.getvalue(), "")
 
 
+def fail(problem):
+    print(problem)
+    sys.exit(1)
+
+
 def main(suite, package):
     suite = os.path.abspath(suite)
     with tempfile.TemporaryDirectory() as work:
@@ -49,10 +54,10 @@ def main(suite, package):
     print(said.getvalue(), end="")
     verdicts = {line.split()[0]: line.split()[1] for line in said.getvalue().splitlines()}
     if verdicts.pop("none", "") != "clean":
-        sys.exit("the package has findings before any fault is planted")
+        fail("the package has findings before any fault is planted")
     missed = [name for name, verdict in verdicts.items() if verdict != "CAUGHT"]
     if missed or len(verdicts) < 30:
-        sys.exit(f"of {len(verdicts)} faults planted these were not found: {missed}")
+        fail(f"of {len(verdicts)} faults planted these were not found: {missed}")
     print(f"{len(verdicts)} faults planted, all found")
 
 
