@@ -6,7 +6,7 @@ use crate::forward::{self, Tap};
 use crate::model::{MixerWeights, Model};
 use crate::scratch::{Scratch, sized};
 use crate::state::{Snapshot, State};
-use crate::{Arithmetic, Error, Options};
+use crate::{Arithmetic, Error, Layout, Options};
 
 /// Rows of logits computed in one product, which bounds the memory of a long evaluation.
 const LOGIT_ROWS: usize = 64;
@@ -55,8 +55,22 @@ impl Engine {
         let context = Context::with_level(threads, level);
         let mut scratch = Scratch::default();
         scratch.act.reduced = options.arithmetic == Arithmetic::Fast && level.has_bf16_products();
+        if model.promotion.layout == Layout::Packed && !model.is_packed() {
+            model.pack(may_compact(level, &scratch))?;
+        }
         let state = State::new(&model, &options);
         Ok(Self { model, context, options, context_len, state, scratch, logits: Vec::new() })
+    }
+
+    /// Moves the weights to where a long run would have them, see [`Layout::Auto`]; whether they are in large pages now.
+    ///
+    /// Without it they are moved bit by bit as tokens are decoded.
+    pub fn settle(&self) -> bool {
+        self.model.settle(self.may_compact())
+    }
+
+    fn may_compact(&self) -> bool {
+        may_compact(self.context.level(), &self.scratch)
     }
 
     /// The model.
@@ -180,7 +194,7 @@ impl Engine {
         if tokens.len() > 1 {
             self.state.mark();
         } else {
-            self.model.count_pass();
+            self.model.count_pass(self.may_compact());
         }
         let logits = &self.logits[..rows * vocab];
         if let Some(at) = logits.iter().position(|v| !v.is_finite()) {
@@ -245,6 +259,11 @@ impl Model {
         };
         self.blocks.iter().map(layer).sum()
     }
+}
+
+/// Whether weights may be moved in their compact form: where products round to bf16 anyway, and expanding is fast.
+fn may_compact(level: Level, scratch: &Scratch) -> bool {
+    level == Level::Avx512Bf16 && scratch.act.reduced
 }
 
 fn check_memory(model: &Model, options: &Options, context_len: usize) -> Result<(), Error> {

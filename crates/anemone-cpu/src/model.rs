@@ -121,11 +121,7 @@ impl Model {
         let blocks = stack.blocks.iter().map(|b| loader.block(b)).collect::<Result<_, _>>()?;
         let final_norm = loader.norm(&stack.final_norm)?;
         let promotion = Promotion::new(layout);
-        let model = Self { embedding, blocks, final_norm, head, promotion, ropes: loader.ropes, stack };
-        if layout == Layout::Packed {
-            model.pack()?;
-        }
-        Ok(model)
+        Ok(Self { embedding, blocks, final_norm, head, promotion, ropes: loader.ropes, stack })
     }
 
     /// The embedding matrix, `[vocab_size, hidden]`.
@@ -149,11 +145,11 @@ impl Model {
         }
     }
 
-    /// Bytes of weights a decode step reads: every matrix once, one embedding row, only the chosen experts.
+    /// Bytes of weights a decode step reads as they lie now: every matrix once, one embedding row, only the chosen experts.
     pub fn bytes_per_token(&self) -> u64 {
-        let size = |l: &LinearWeight| l.weight.stored().len() as u64;
+        let size = |l: &LinearWeight| l.weight.bytes_read() as u64;
         let gated = |g: &GatedWeights| size(&g.gate) + size(&g.up) + size(&g.down);
-        let mut bytes = self.head.stored().len() as u64;
+        let mut bytes = self.head.bytes_read() as u64;
         for block in &self.blocks {
             bytes += match &block.mixer {
                 MixerWeights::Attention(a) => {

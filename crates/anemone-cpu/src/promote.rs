@@ -7,20 +7,21 @@ use crate::matrix::Matrix;
 use crate::model::Model;
 use crate::{Error, Layout};
 
-/// Passes of one token after which copying starts. A copy costs as much time as decoding some 30 tokens, and on virtual
-/// machines where fresh memory is slow twice that; it gives a tenth to a third: a run that has come this far is likely
-/// to go on long enough.
+/// Passes of one token after which moving starts. It costs as much time as decoding some 30 tokens, and on virtual machines
+/// where fresh memory is slow twice that; it gives a quarter to a half: a run that has come this far is likely to go on
+/// long enough.
 const START: usize = 256;
-/// Passes over which the copying is spread, so that no token waits long.
+/// Passes over which the moving is spread, so that no token waits long.
 const SPREAD: usize = 64;
 /// Models below this are read from the caches wherever they lie.
 const SMALLEST: usize = 64 << 20;
 /// Memory left to others, in MiB.
 const MARGIN_MIB: u64 = 512;
 
-/// The state of copying a model's matrices to large pages.
+/// The state of moving a model's matrices to large pages.
 #[derive(Debug)]
 pub(crate) struct Promotion {
+    pub(crate) layout: Layout,
     passes: AtomicUsize,
     work: Mutex<Work>,
 }
@@ -28,52 +29,50 @@ pub(crate) struct Promotion {
 #[derive(Debug)]
 enum Work {
     Waiting,
-    Copying { arena: Arena, next: usize },
+    Moving { arena: Arena, next: usize },
     Over,
 }
 
 impl Promotion {
     pub(crate) fn new(layout: Layout) -> Self {
         let work = if layout == Layout::Mapped { Work::Over } else { Work::Waiting };
-        Self { passes: AtomicUsize::new(0), work: Mutex::new(work) }
+        Self { layout, passes: AtomicUsize::new(0), work: Mutex::new(work) }
     }
 }
 
 impl Model {
-    /// Ends the copying to large pages, if the layout and the machine allow it; whether the weights are there now.
-    ///
-    /// Without it the copying goes on bit by bit as tokens are decoded.
-    pub fn settle(&self) -> bool {
+    /// Moves all that is left to large pages, if the layout and the machine allow it; whether the weights are there now.
+    pub(crate) fn settle(&self, compact: bool) -> bool {
         if self.may_promote() {
             // A refusal leaves the model as it is.
-            let _ = self.copy(usize::MAX);
+            let _ = self.advance(usize::MAX, compact);
         }
         self.is_packed()
     }
 
     /// Whether every matrix is in large pages of our own.
     pub fn is_packed(&self) -> bool {
-        self.matrices().iter().all(|m| m.is_copied())
+        self.matrices().iter().all(|m| m.is_moved())
     }
 
-    /// Counts a pass of one token, and copies a share of the weights when it is time.
-    pub(crate) fn count_pass(&self) {
+    /// Counts a pass of one token, and moves a share of the weights when it is time.
+    pub(crate) fn count_pass(&self, compact: bool) {
         let passes = self.promotion.passes.fetch_add(1, Ordering::Relaxed);
         if (START..=START + SPREAD).contains(&passes) && (passes > START || self.may_promote()) {
-            let _ = self.copy(self.matrix_bytes() / SPREAD + 1);
+            let _ = self.advance(self.matrix_bytes() / SPREAD + 1, compact);
         }
     }
 
-    /// Copies every matrix at once.
-    pub(crate) fn pack(&self) -> Result<(), Error> {
-        self.copy(usize::MAX)
+    /// Moves every matrix at once.
+    pub(crate) fn pack(&self, compact: bool) -> Result<(), Error> {
+        self.advance(usize::MAX, compact)
     }
 
     fn matrix_bytes(&self) -> usize {
         self.matrices().iter().map(|m| m.stored().len()).sum()
     }
 
-    /// Whether copying is worth it here: a large model in mapped files, large pages, and room.
+    /// Whether moving is worth it here: a large model in mapped files, large pages, and room.
     fn may_promote(&self) -> bool {
         let bytes = self.matrix_bytes();
         let allowed = bytes >= SMALLEST
@@ -86,8 +85,8 @@ impl Model {
         allowed
     }
 
-    /// Copies the next matrices, in the order a pass reads them, until `budget` bytes are done.
-    fn copy(&self, budget: usize) -> Result<(), Error> {
+    /// Moves the next matrices, in the order a pass reads them, until `budget` stored bytes are done.
+    fn advance(&self, budget: usize, compact: bool) -> Result<(), Error> {
         // Another engine over the model is at it.
         let Ok(mut work) = self.promotion.work.try_lock() else { return Ok(()) };
         let matrices: Vec<&Matrix> = self.matrices();
@@ -95,16 +94,15 @@ impl Model {
             let lengths: Vec<usize> = matrices.iter().map(|m| m.stored().len()).collect();
             let arena = Arena::reserve(&lengths);
             *work = Work::Over;
-            *work = Work::Copying { arena: arena.map_err(Error::Pack)?, next: 0 };
+            *work = Work::Moving { arena: arena.map_err(Error::Pack)?, next: 0 };
         }
-        let Work::Copying { arena, next } = &mut *work else { return Ok(()) };
+        let Work::Moving { arena, next } = &mut *work else { return Ok(()) };
         let mut done = 0;
         while done < budget
             && let Some(matrix) = matrices.get(*next)
         {
-            let bytes = arena.push(matrix.stored()).expect("the area was reserved for these lengths");
-            done += bytes.len();
-            matrix.replace(bytes);
+            matrix.move_to(arena, compact);
+            done += matrix.stored().len();
             *next += 1;
         }
         if *next == matrices.len() {

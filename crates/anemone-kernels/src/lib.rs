@@ -27,7 +27,7 @@ pub use conv::{gate_conv, short_conv};
 pub use convert::{Output, round_to_bf16, widen_row};
 pub use elementwise::{add_assign, gate_heads, silu_mul};
 pub use level::Level;
-pub use matmul::{Input, MatrixView, Product, matmul};
+pub use matmul::{Compact, CompactPlan, Input, MatrixView, Product, matmul};
 pub use norm::{rms_norm, rms_norm_in_place};
 pub use pool::Pool;
 pub use rope::{apply_rope, rope_table};

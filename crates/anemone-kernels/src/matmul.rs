@@ -7,14 +7,16 @@
 #![allow(unsafe_code, reason = "raw loads from weight rows; threads write disjoint columns of the outputs")]
 
 mod bf16_dot;
+mod compact;
 mod f32_dot;
 mod tile;
 
 use anemone_tensor::{DType, Tensor};
 use half::bf16;
 
-use crate::Context;
 use crate::simd::Shared;
+use crate::{Context, Level};
+pub use compact::{Compact, CompactPlan};
 use tile::{Rows, TILE_ROWS};
 
 /// Multiply-adds a task has at least.
@@ -28,6 +30,7 @@ pub struct MatrixView<'a> {
     rows: usize,
     cols: usize,
     sequential: bool,
+    compact: Option<&'a Compact>,
 }
 
 impl<'a> MatrixView<'a> {
@@ -40,6 +43,7 @@ impl<'a> MatrixView<'a> {
             rows,
             cols,
             sequential: false,
+            compact: None,
         })
     }
 
@@ -52,7 +56,15 @@ impl<'a> MatrixView<'a> {
             rows,
             cols,
             sequential: false,
+            compact: None,
         })
+    }
+
+    /// Reads a compact form of the same matrix instead, where that gives the same result: always if nothing was rounded to make
+    /// it, and for bf16 products.
+    #[must_use]
+    pub fn with_compact(self, compact: &'a Compact) -> Self {
+        Self { compact: Some(compact), ..self }
     }
 
     /// Whether a single token is best computed from one stream read in order.
@@ -165,9 +177,11 @@ fn run_rows(context: &Context, x: Input<'_>, tokens: usize, task: &Task<'_>, sta
         out_start: start,
         tokens,
     };
-    match x {
-        Input::F32(x) => f32_dot::run(context.level(), &rows, x),
-        Input::Bf16(x) => bf16_dot::run(context.level(), &rows, x),
+    match w.compact {
+        Some(compact) if compact.is_lossless() || matches!(x, Input::Bf16(_)) => {
+            compact::run(context.level(), &rows, compact, x);
+        }
+        _ => multiply(context.level(), &rows, x),
     }
     if let Some(bias) = task.bias {
         for t in 0..tokens {
@@ -177,6 +191,13 @@ fn run_rows(context: &Context, x: Input<'_>, tokens: usize, task: &Task<'_>, sta
                 *o += b;
             }
         }
+    }
+}
+
+fn multiply(level: Level, rows: &Rows<'_>, x: Input<'_>) {
+    match x {
+        Input::F32(x) => f32_dot::run(level, rows, x),
+        Input::Bf16(x) => bf16_dot::run(level, rows, x),
     }
 }
 

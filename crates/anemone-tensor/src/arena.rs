@@ -31,7 +31,12 @@ impl Arena {
 
     /// Copies a run in; `None` when it does not fit.
     pub fn push(&mut self, run: &[u8]) -> Option<Bytes> {
-        let range = self.used..self.used.checked_add(run.len())?;
+        self.push_with(run.len(), |target| copy(target, run))
+    }
+
+    /// Lets `fill` write a run of `len` bytes, which are zero before; `None` when it does not fit.
+    pub fn push_with(&mut self, len: usize, fill: impl FnOnce(&mut [u8])) -> Option<Bytes> {
+        let range = self.used..self.used.checked_add(len)?;
         if range.end > self.area.len() {
             return None;
         }
@@ -39,9 +44,8 @@ impl Arena {
         // SAFETY: the range is inside the area and after everything handed out so far, so nobody else sees it; `&mut self`
         // keeps other writers out.
         #[allow(unsafe_code, reason = "memory mapping is this crate's charge")]
-        let target =
-            unsafe { std::slice::from_raw_parts_mut(self.area.as_mut_ptr().add(range.start), run.len()) };
-        copy(target, run);
+        let target = unsafe { std::slice::from_raw_parts_mut(self.area.as_mut_ptr().add(range.start), len) };
+        fill(target);
         Some(Bytes::of_arena(&self.area, range))
     }
 }

@@ -172,3 +172,66 @@ fn a_view_checks_its_length() {
     assert!(MatrixView::from_bytes(DType::I32, &[0; 24], 2, 3).is_none());
     assert!(MatrixView::from_bytes(DType::F32, &[], usize::MAX, 2).is_none());
 }
+
+/// Weights as trained models have them, with some that need patches: zeros, tiny and large ones.
+fn gaussian_like(n: usize, seed: u32) -> Vec<f32> {
+    let parts: Vec<Vec<f32>> = (0..4).map(|i| values(n, seed + i)).collect();
+    let mut out: Vec<f32> = (0..n).map(|i| parts.iter().map(|p| p[i]).sum::<f32>() * 0.03).collect();
+    for i in (0..n).step_by(2111) {
+        out[i] = [0.0, -1e-9, 300.0][i / 2111 % 3];
+    }
+    out
+}
+
+#[test]
+fn compact_weights_change_no_bit() {
+    for (rows, cols) in [(1, 64), (5, 128), (37, 192), (70, 1024), (9, 4608)] {
+        let w = gaussian_like(rows * cols, 3);
+        for dtype in DTYPES {
+            let bytes = store(dtype, &w);
+            let tensor = Tensor::new(dtype, [rows, cols], bytes.into()).unwrap();
+            let plan = Compact::plan(&tensor).unwrap();
+            assert_eq!(plan.len(), rows * cols * 3 / 2);
+            let compact = plan.encode(|len, fill| {
+                let mut out = vec![0; len];
+                fill(&mut out);
+                Some(out.into())
+            });
+            let compact = compact.unwrap();
+            for &level in Level::available() {
+                let context = Context::with_level(2, level);
+                for tokens in [1, 2, 7] {
+                    let x = values(tokens * cols, 5);
+                    let narrow: Vec<bf16> = x.iter().map(|v| bf16::from_f32(*v)).collect();
+                    let run = |weight: MatrixView<'_>, reduced: bool| -> Vec<u32> {
+                        let mut out = vec![f32::NAN; tokens * rows];
+                        let input = if reduced { Input::Bf16(&narrow) } else { Input::F32(&x) };
+                        matmul(&context, input, tokens, &mut [Product { weight, bias: None, out: &mut out }]);
+                        out.iter().map(|v| v.to_bits()).collect()
+                    };
+                    let view = MatrixView::new(&tensor).unwrap();
+                    for reduced in [false, true] {
+                        if reduced && !level.has_bf16_products() {
+                            continue;
+                        }
+                        let what = format!("{level:?} {dtype} {rows}x{cols}x{tokens} {reduced}");
+                        assert_eq!(run(view.with_compact(&compact), reduced), run(view, reduced), "{what}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_not_made_compact() {
+    let plan = |rows, cols, w: &[f32]| {
+        let tensor = Tensor::new(DType::BF16, [rows, cols], store(DType::BF16, w).into()).unwrap();
+        Compact::plan(&tensor).is_some()
+    };
+    assert!(plan(2, 64, &values(128, 1)));
+    assert!(!plan(2, 63, &values(126, 1)), "no whole groups");
+    // Exponents all over the place.
+    let wide: Vec<f32> = (0..4096).map(|i| 2f32.powi(i % 60 - 30)).collect();
+    assert!(!plan(4, 1024, &wide));
+}

@@ -102,7 +102,7 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     let vocab = loaded.stack().vocab_size as u64;
     let tokens = measure::random_tokens(args.seed, needed, vocab);
     let clock = Instant::now();
-    let settled = args.engine.layout == LayoutName::Auto && loaded.engine.model().settle();
+    let settled = args.engine.layout == LayoutName::Auto && loaded.engine.settle();
     let settle_seconds = settled.then(|| clock.elapsed().as_secs_f64());
     measure::run(&mut loaded.engine, &mut tests, &tokens, args.depth, args.repeat)?;
     let rss = machine::rss();
