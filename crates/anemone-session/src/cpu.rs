@@ -2,7 +2,7 @@
 
 use anemone_cpu::LogitsOf;
 
-use crate::{Engine, EngineError};
+use crate::{Engine, EngineError, Tap, Traced};
 
 impl Engine for anemone_cpu::Engine {
     fn vocab_size(&self) -> usize {
@@ -35,5 +35,11 @@ impl Engine for anemone_cpu::Engine {
 
     fn reset(&mut self) {
         self.reset();
+    }
+}
+
+impl Traced for anemone_cpu::Engine {
+    fn feed_traced(&mut self, tokens: &[u32], tap: Tap<'_>) -> Result<&[f32], EngineError> {
+        self.feed_tapped(tokens, LogitsOf::All, tap).map_err(EngineError::new)
     }
 }

@@ -6,9 +6,10 @@
 //! over stays there unseen, since masks go by position, until other tokens take its place.
 
 mod caches;
+mod layers;
 mod masks;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use anemone_ane::{ChunkPlan, Pass};
 use anemone_bundle::{Bundle, BundleWeights, Role};
@@ -17,11 +18,13 @@ use anemone_models::{Mixer, Rope, Stack};
 use anemone_tensor::Tensor;
 use half::f16;
 
-use crate::{Engine, EngineError};
-use caches::Caches;
+use crate::traced::{EMBEDDING, FINAL_NORM};
+use crate::{Engine, EngineError, Tap, Traced};
+use caches::{Caches, Saved};
+pub use layers::LayerStates;
 
-/// Receives the stream after each chunk: a name and `[1, hidden, 1, tokens]`, with the true number of tokens.
-pub type ChunkTap<'a> = &'a mut dyn FnMut(&str, &Array, usize);
+/// Places to step back to that are kept.
+const MARKS: usize = 8;
 
 /// Runs a bundle through an executor.
 pub struct GraphEngine {
@@ -40,6 +43,13 @@ pub struct GraphEngine {
     /// End of the positions that passes have put into states since the start of the sequence.
     written: usize,
     pending: Option<Pending>,
+    /// Ends of earlier calls with several tokens.
+    marks: VecDeque<(usize, Saved)>,
+    /// Whether the latest pass ends such a call.
+    ends_call: bool,
+    /// The one kind of pass to use.
+    only: Option<Pass>,
+    inside: Option<LayerStates>,
     logits: Vec<f32>,
 }
 
@@ -101,8 +111,19 @@ impl GraphEngine {
             committed: 0,
             written: 0,
             pending: None,
+            marks: VecDeque::new(),
+            ends_call: false,
+            only: None,
+            inside: None,
             logits: Vec::new(),
         })
+    }
+
+    /// Shows layers inside of chunks too when it is traced; the executor must offer its results to `states`.
+    #[must_use]
+    pub fn with_layer_states(self, states: LayerStates) -> Self {
+        states.want(self.stack.blocks.iter().map(|b| b.path.as_str()).chain([FINAL_NORM]));
+        Self { inside: Some(states), ..self }
     }
 
     /// The description of the model.
@@ -115,19 +136,14 @@ impl GraphEngine {
         &self.bundle
     }
 
-    /// [`Engine::feed_all`] that also shows the stream after every chunk.
-    pub fn feed_tapped(&mut self, tokens: &[u32], tap: ChunkTap<'_>) -> Result<&[f32], EngineError> {
-        self.run(tokens, true, Some(tap))
+    /// The functions of the bundle, the shortest first.
+    pub fn passes(&self) -> &[Pass] {
+        &self.passes
     }
 
-    fn run(
-        &mut self,
-        tokens: &[u32],
-        all: bool,
-        mut tap: Option<ChunkTap<'_>>,
-    ) -> Result<&[f32], EngineError> {
+    fn run(&mut self, tokens: &[u32], all: bool, mut tap: Option<Tap<'_>>) -> Result<&[f32], EngineError> {
         self.check(tokens)?;
-        let vocab = self.stack.vocab_size;
+        let (vocab, before) = (self.stack.vocab_size, self.position());
         self.logits.clear();
         let mut rest = tokens;
         while !rest.is_empty() {
@@ -137,14 +153,23 @@ impl GraphEngine {
             self.commit(usize::MAX);
             let hidden = self.pass(pass, now, &mut tap)?;
             if all {
-                self.head(&hidden, 0, n)?;
+                self.head(&hidden, 0, n, &mut tap)?;
             } else if later.is_empty() {
-                self.head(&hidden, n - 1, 1)?;
+                self.head(&hidden, n - 1, 1, &mut tap)?;
             }
             rest = later;
         }
+        self.ends_call = tokens.len() > 1;
         let rows = if all { tokens.len() } else { 1 };
         debug_assert_eq!(self.logits.len(), rows * vocab);
+        if let Some(at) = self.logits.iter().position(|v| !v.is_finite()) {
+            let position = before + if all { at / vocab } else { tokens.len() - 1 };
+            self.reset();
+            return Err(EngineError::new(format!(
+                "the logits after token {position} are not finite: values inside leave the range of fp16; run the bundle \
+                 with --profile f32 to see whether the arithmetic is to blame, and convert without --no-rule"
+            )));
+        }
         Ok(&self.logits)
     }
 
@@ -167,6 +192,9 @@ impl GraphEngine {
 
     /// The largest pass that `left` tokens fill, or else the smallest that holds them.
     fn choose(&self, left: usize) -> Result<Pass, EngineError> {
+        if let Some(only) = self.only {
+            return Ok(only);
+        }
         let filled = self.passes.iter().rev().find(|p| p.tokens() <= left);
         let padded = self.passes.iter().find(|p| p.tokens() >= left);
         // A single decode step is worth it only for a single token; more are padded.
@@ -182,12 +210,7 @@ impl GraphEngine {
     }
 
     /// Runs the chunks over tokens padded to the pass; gives the last hidden states.
-    fn pass(
-        &mut self,
-        pass: Pass,
-        tokens: &[u32],
-        tap: &mut Option<ChunkTap<'_>>,
-    ) -> Result<Array, EngineError> {
+    fn pass(&mut self, pass: Pass, tokens: &[u32], tap: &mut Option<Tap<'_>>) -> Result<Array, EngineError> {
         let (width, start, hidden) = (pass.tokens(), self.committed, self.stack.hidden_size);
         let mut x = self.embed(tokens, width);
         let mut shared: BTreeMap<String, Array> = BTreeMap::new();
@@ -210,9 +233,10 @@ impl GraphEngine {
             self.written = written.max(start + tokens.len());
         }
         if let Some(tap) = tap {
-            tap("model.embed_tokens", &x, tokens.len());
+            tap(EMBEDDING, &rows(&x, tokens.len()));
         }
-        let mut rows = Vec::new();
+        let inside = self.inside.as_ref().filter(|_| tap.is_some());
+        let mut new_rows = Vec::new();
         for chunk in &mut self.chunks {
             let name = if self.passes.len() == 1 { "main".into() } else { pass.name() };
             let function =
@@ -228,7 +252,10 @@ impl GraphEngine {
                     .ok_or_else(|| EngineError::new(format!("{}: unknown input `{name}`", chunk.file)))?;
                 inputs.push((name, array));
             }
-            let outputs = function.predict(&inputs, &mut chunk.states).map_err(EngineError::new)?;
+            inside.inspect(|i| i.record(true));
+            let outputs = function.predict(&inputs, &mut chunk.states);
+            inside.inspect(|i| i.record(false));
+            let outputs = outputs.map_err(EngineError::new)?;
             let mut named: BTreeMap<String, Array> =
                 signature.outputs.iter().map(|(name, _)| name.clone()).zip(outputs).collect();
             x = named
@@ -236,16 +263,25 @@ impl GraphEngine {
                 .filter(|a| a.shape == [1, hidden, 1, width])
                 .ok_or_else(|| EngineError::new(format!("{}: gives no `hidden_out`", chunk.file)))?;
             if let Some(tap) = tap {
-                tap(&format!("model.layers.{}", chunk.plan.layers.end - 1), &x, tokens.len());
+                for (path, values) in inside.map(LayerStates::take).unwrap_or_default() {
+                    tap(&path, &rows(&values, tokens.len()));
+                }
+                tap(&self.stack.blocks[chunk.plan.layers.end - 1].path, &rows(&x, tokens.len()));
             }
-            rows.push(named);
+            new_rows.push(named);
         }
-        self.pending = Some(Pending { tokens: tokens.len(), rows });
+        self.pending = Some(Pending { tokens: tokens.len(), rows: new_rows });
         Ok(x)
     }
 
     /// Appends the logits of `count` columns of the last hidden states from `first`.
-    fn head(&mut self, hidden: &Array, first: usize, count: usize) -> Result<(), EngineError> {
+    fn head(
+        &mut self,
+        hidden: &Array,
+        first: usize,
+        count: usize,
+        tap: &mut Option<Tap<'_>>,
+    ) -> Result<(), EngineError> {
         let width = hidden.shape[3];
         let verify = self.passes.contains(&Pass::Verify(width));
         let spans: Vec<(usize, usize)> = if count > 1 && verify {
@@ -260,22 +296,32 @@ impl GraphEngine {
             let base = self.logits.len();
             self.logits.resize(base + take * self.stack.vocab_size, 0.0);
             let mut row = 0;
-            for head in &mut self.heads {
+            let inside = self.inside.as_ref().filter(|_| tap.is_some());
+            for (i, head) in self.heads.iter_mut().enumerate() {
+                // Every slice computes the same final norm.
+                let inside = inside.filter(|_| i == 0);
                 let pass = if columns == 1 { Pass::Decode } else { Pass::Verify(columns) };
                 let name = if several { pass.name() } else { "main".into() };
                 let function =
                     load(&mut *self.executor, &self.bundle, &head.file, &name, &mut head.functions, columns)?;
+                inside.inspect(|i| i.record(true));
                 let out = function.predict(&[("hidden", &input)], &mut States::new());
+                inside.inspect(|i| i.record(false));
+                if let (Some(tap), Some(inside)) = (&mut *tap, inside) {
+                    for (path, values) in inside.take() {
+                        tap(&path, &rows(&values, take));
+                    }
+                }
                 let out = out.map_err(EngineError::new)?;
                 let out = out.first().filter(|a| a.shape.len() == 4 && a.shape[3] == columns);
                 let out = out.ok_or_else(|| EngineError::new(format!("{}: gives no logits", head.file)))?;
-                let rows = out.shape[1];
-                for r in 0..rows {
+                let slice = out.shape[1];
+                for r in 0..slice {
                     for c in 0..take {
                         self.logits[base + c * self.stack.vocab_size + row + r] = out.data[r * columns + c];
                     }
                 }
-                row += rows;
+                row += slice;
             }
         }
         Ok(())
@@ -311,7 +357,18 @@ impl GraphEngine {
                 self.caches.append(rows, self.committed, count);
             }
             self.committed += count;
+            if std::mem::take(&mut self.ends_call) && count == pending.tokens {
+                if self.marks.len() == MARKS {
+                    self.marks.pop_front();
+                }
+                self.marks.push_back((self.committed, self.caches.save()));
+            }
         }
+    }
+
+    /// The latest mark at or before `position`.
+    fn marked(&self, position: usize) -> Option<usize> {
+        self.marks.iter().map(|(at, _)| *at).rfind(|at| *at <= position)
     }
 }
 
@@ -337,7 +394,11 @@ impl Engine for GraphEngine {
     }
 
     fn nearest(&self, position: usize) -> usize {
-        if position >= self.committed.max(self.first_shown()) { position.min(self.position()) } else { 0 }
+        let shown = self.first_shown();
+        if position >= self.committed.max(shown) {
+            return position.min(self.position());
+        }
+        self.marked(position).filter(|at| *at >= shown).unwrap_or(0)
     }
 
     fn rewind(&mut self, position: usize) -> Result<(), EngineError> {
@@ -345,22 +406,52 @@ impl Engine for GraphEngine {
             self.reset();
             return Ok(());
         }
-        let (from, to) = (self.committed.max(self.first_shown()), self.position());
-        if position < from || position > to {
+        if (self.committed.max(self.first_shown())..=self.position()).contains(&position) {
+            self.commit(position - self.committed);
+            return Ok(());
+        }
+        let nearest = self.nearest(position);
+        if nearest != position {
+            let (from, to) = (self.committed.max(self.first_shown()), self.position());
             return Err(EngineError::new(format!(
-                "cannot go back to {position}; the latest pass can be cut from {from} to {to}"
+                "cannot go back to {position}; the latest pass can be cut from {from} to {to}, and before it {nearest} can be restored"
             )));
         }
-        self.commit(position - self.committed);
+        self.marks.retain(|(at, _)| *at <= position);
+        if let Some((_, saved)) = self.marks.back() {
+            self.caches.restore(saved);
+        }
+        self.pending = None;
+        self.committed = position;
         Ok(())
     }
 
     fn reset(&mut self) {
         self.pending = None;
+        self.marks.clear();
+        self.ends_call = false;
         self.committed = 0;
         self.written = 0;
         self.caches.clear();
         self.chunks.iter_mut().for_each(|c| c.states.clear());
+    }
+}
+
+impl Traced for GraphEngine {
+    fn feed_traced(&mut self, tokens: &[u32], tap: Tap<'_>) -> Result<&[f32], EngineError> {
+        self.run(tokens, true, Some(tap))
+    }
+
+    fn passes(&self) -> Vec<Pass> {
+        self.passes.clone()
+    }
+
+    fn restrict(&mut self, pass: Option<Pass>) -> Result<(), EngineError> {
+        if let Some(pass) = pass.filter(|p| !self.passes.contains(p)) {
+            return Err(EngineError::new(format!("the bundle has no function `{}`", pass.name())));
+        }
+        self.only = pass;
+        Ok(())
     }
 }
 
@@ -393,6 +484,12 @@ fn take_columns(x: &Array, start: usize, count: usize) -> Array {
     }
     let rows = x.data.chunks_exact(width).flat_map(|r| &r[start..start + count]);
     Array { shape: vec![1, x.shape[1], 1, count], data: rows.copied().collect() }
+}
+
+/// `[1, hidden, 1, width]` to the first `count` tokens' `[count, hidden]`.
+fn rows(x: &Array, count: usize) -> Vec<f32> {
+    let width = x.shape[3];
+    (0..count).flat_map(|t| x.data.iter().skip(t).step_by(width).copied()).collect()
 }
 
 /// The stack's rotations in order of first use, with their frequencies.

@@ -29,6 +29,7 @@ mod sampler;
 mod stop;
 mod template;
 mod tokenizer;
+mod traced;
 
 pub use clock::Timestamp;
 pub use conversation::{Conversation, Turn};
@@ -38,9 +39,10 @@ pub use error::{Error, Result};
 pub use generate::{
     Event, FinishReason, GenerateOptions, Generation, LengthLimit, StopCause, Timings, Usage, generate,
 };
-pub use graph::{ChunkTap, GraphEngine};
+pub use graph::{GraphEngine, LayerStates};
 pub use message::Message;
 pub use sampler::{History, Sampled, Sampler, SamplingParams, SamplingPreset};
 pub use stop::{StopMatcher, Stopped};
 pub use template::{ChatTemplate, RenderOptions, TemplateTokens};
 pub use tokenizer::{SpecialToken, Tokenizer};
+pub use traced::{EMBEDDING, FINAL_NORM, Tap, Traced};

@@ -1,6 +1,7 @@
 use std::path::PathBuf;
 
 use anemone_cpu::{Arithmetic, Layout, Options};
+use anemone_emulator::Profile;
 use anyhow::{Result, bail};
 use clap::ValueEnum;
 use clap::builder::RangedU64ValueParser;
@@ -24,6 +25,15 @@ pub(crate) struct ModelArgs {
     pub(crate) revision: Option<String>,
 }
 
+/// A converted model.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Model")]
+pub(crate) struct BundleArg {
+    /// Bundle to run, as `convert` writes it; the same as --model DIR
+    #[arg(long, value_name = "DIR", conflicts_with = "model")]
+    pub(crate) bundle: Option<PathBuf>,
+}
+
 /// How the model is run.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Engine")]
@@ -31,7 +41,8 @@ pub(crate) struct EngineArgs {
     /// Threads, 1 to 512 [default: all the system offers]
     #[arg(long, short = 't', value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=512), allow_negative_numbers = true)]
     pub(crate) threads: Option<usize>,
-    /// Most tokens held, prompt and answer together [default: the model's limit, but at most 4096]
+    /// Most tokens held, prompt and answer together [default: the model's limit, but at most 4096; a bundle's own on the
+    /// emulator]
     #[arg(long, short = 'c', value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..), allow_negative_numbers = true)]
     pub(crate) ctx: Option<usize>,
     /// Compute in f32 throughout: slower, and the same on every machine up to rounding
@@ -43,9 +54,20 @@ pub(crate) struct EngineArgs {
     /// What runs the model
     #[arg(long, value_name = "ENGINE", default_value = "auto")]
     pub(crate) engine: EngineName,
-    /// Tokens of a prompt computed in one pass
-    #[arg(long, value_name = "N", default_value_t = 512, hide_short_help = true, value_parser = RangedU64ValueParser::<usize>::new().range(1..=8192))]
-    pub(crate) chunk: usize,
+    /// Arithmetic of the emulator [default: fp16]
+    #[arg(long, value_name = "PROFILE")]
+    pub(crate) profile: Option<ProfileName>,
+    /// Tokens of a prompt computed in one pass by the native engine [default: 512]
+    #[arg(long, value_name = "N", hide_short_help = true, value_parser = RangedU64ValueParser::<usize>::new().range(1..=8192))]
+    pub(crate) chunk: Option<usize>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ProfileName {
+    /// Results are rounded to fp16 where the program says so, sums are f32
+    Fp16,
+    /// f32 throughout
+    F32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -66,34 +88,63 @@ pub(crate) enum EngineName {
     Cpu,
     /// Core ML, which a later version brings
     Coreml,
-    /// The emulator of the Neural Engine, which a later version puts on the command line
+    /// An interpreter of a bundle's packages, in the arithmetic of --profile
     Emulator,
 }
 
 impl EngineArgs {
-    /// The engine's options for a context of `context_len`; errors for an engine that is not there.
-    pub(crate) fn options(&self, context_len: usize) -> Result<Options> {
-        self.check_engine()?;
-        Ok(Options {
-            threads: self.threads.unwrap_or_else(crate::machine::threads),
+    /// The native engine's options for a context of `context_len`.
+    pub(crate) fn options(&self, context_len: usize) -> Options {
+        Options {
+            threads: self.threads(),
             arithmetic: self.arithmetic(),
             layout: self.layout(),
             context_len: Some(context_len),
-            chunk: self.chunk,
+            chunk: self.chunk.unwrap_or(Options::default().chunk),
             ..Options::default()
-        })
+        }
     }
 
-    /// Errors for an engine that is not there.
-    pub(crate) fn check_engine(&self) -> Result<()> {
-        let name = match self.engine {
-            EngineName::Auto | EngineName::Cpu => return Ok(()),
-            EngineName::Coreml => "coreml",
-            EngineName::Emulator => "emulator",
-        };
-        bail!(
-            "--engine {name} is not on the command line of this version yet; use --engine cpu, which runs bundles too"
-        )
+    /// Whether the emulator runs the model; errors for an engine that is not there and for options of another one.
+    pub(crate) fn emulated(&self) -> Result<bool> {
+        match self.engine {
+            EngineName::Auto | EngineName::Cpu => {
+                if self.profile.is_some() {
+                    bail!("--profile is the emulator's arithmetic; add --engine emulator, or leave it out");
+                }
+                Ok(false)
+            }
+            EngineName::Coreml => bail!(
+                "--engine coreml is not in this version; use --engine cpu, which runs bundles too, or --engine emulator"
+            ),
+            EngineName::Emulator => {
+                if self.exact && self.profile == Some(ProfileName::Fp16) {
+                    bail!("--exact asks for f32 and --profile for fp16; leave one out");
+                }
+                if self.layout == LayoutName::Packed {
+                    bail!("--layout packed is of the native engine; leave it out, or use --engine cpu");
+                }
+                if self.chunk.is_some() {
+                    bail!(
+                        "--chunk is of the native engine; the bundle's functions set the passes, so leave it out"
+                    );
+                }
+                Ok(true)
+            }
+        }
+    }
+
+    /// The emulator's arithmetic.
+    pub(crate) fn profile(&self) -> Profile {
+        match self.profile {
+            Some(ProfileName::F32) => Profile::F32,
+            None if self.exact => Profile::F32,
+            _ => Profile::Fp16,
+        }
+    }
+
+    pub(crate) fn threads(&self) -> usize {
+        self.threads.unwrap_or_else(crate::machine::threads)
     }
 
     pub(crate) fn arithmetic(&self) -> Arithmetic {

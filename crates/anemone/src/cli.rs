@@ -7,7 +7,9 @@ use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::commands::{bench, chat, completions, convert, doctor, forward, inspect, man, perplexity, run};
+use crate::commands::{
+    bench, chat, completions, convert, doctor, forward, inspect, man, perplexity, run, verify,
+};
 use crate::env::Environment;
 use crate::output;
 
@@ -46,6 +48,7 @@ enum Command {
     Bench(Box<bench::Args>),
     Perplexity(perplexity::Args),
     Convert(Box<convert::Args>),
+    Verify(Box<verify::Args>),
     Doctor(doctor::Args),
     Completions(completions::Args),
     Man(man::Args),
@@ -95,6 +98,7 @@ pub(crate) fn run() -> Result<ExitCode> {
         Command::Bench(args) => bench::run(&args, &shell),
         Command::Perplexity(args) => perplexity::run(&args, &shell),
         Command::Convert(args) => convert::run(&args, &shell),
+        Command::Verify(args) => verify::run(&args, &shell),
         Command::Doctor(args) => doctor::run(&args, &shell),
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => man::run(&args),

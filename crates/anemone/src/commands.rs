@@ -8,3 +8,4 @@ pub(crate) mod inspect;
 pub(crate) mod man;
 pub(crate) mod perplexity;
 pub(crate) mod run;
+pub(crate) mod verify;

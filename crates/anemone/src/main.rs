@@ -4,6 +4,7 @@ mod args;
 mod cli;
 mod commands;
 mod demo;
+mod engine;
 mod env;
 mod files;
 mod generation;

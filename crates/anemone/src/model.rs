@@ -5,13 +5,14 @@ use std::time::Instant;
 use anemone_bundle::{Bundle, BundleWeights};
 use anemone_checkpoint::hub::Progress;
 use anemone_checkpoint::{Checkpoint, is_hub_id, scan_non_finite};
-use anemone_cpu::{Engine, Model};
+use anemone_cpu::Model;
 use anemone_models::Stack;
-use anemone_session::{ChatTemplate, TemplateTokens, Tokenizer};
+use anemone_session::{ChatTemplate, Engine as _, TemplateTokens, Tokenizer};
 use anyhow::{Context, Result, anyhow, bail};
 
-use crate::args::{EngineArgs, ModelArgs};
+use crate::args::{BundleArg, EngineArgs, ModelArgs};
 use crate::cli::Shell;
+use crate::engine::Engine;
 use crate::{demo, machine, output};
 
 /// A model ready to run.
@@ -24,58 +25,80 @@ pub(crate) struct Loaded {
 }
 
 impl Loaded {
-    /// Opens a model and makes an engine for it; `needed` tokens must fit a default context.
-    pub(crate) fn new(model: &ModelArgs, engine: &EngineArgs, needed: usize, shell: &Shell) -> Result<Self> {
-        engine.check_engine()?;
+    /// Opens a model and makes an engine for it; `needed` tokens must fit a default context. `traced` is for
+    /// [`anemone_session::Traced`].
+    pub(crate) fn new(
+        model: &ModelArgs,
+        engine: &EngineArgs,
+        needed: usize,
+        traced: bool,
+        shell: &Shell,
+    ) -> Result<Self> {
+        let emulated = engine.emulated()?;
         let start = Instant::now();
+        if emulated && !model.model.as_ref().is_some_and(|path| path.exists()) {
+            // Nothing is downloaded for an engine that could not run it.
+            Engine::emulator(model.model.as_deref(), engine, traced)?;
+        }
         let checkpoint = open(model, shell)?;
-        let engine = Self::engine(&checkpoint, engine, needed)?;
+        let engine = if emulated {
+            Engine::emulator(model.model.as_deref(), engine, traced)?
+        } else {
+            cpu(&checkpoint, engine, needed)?
+        };
         Ok(Self::since(start, checkpoint, engine))
     }
 
-    /// [`Loaded::new`] with the tokenizer, which is read while the weights' pages come in.
+    /// [`Loaded::new`] with the tokenizer, which is read while the weights' pages come in, for generating.
     pub(crate) fn with_tokenizer(
         model: &ModelArgs,
         engine: &EngineArgs,
         needed: usize,
         shell: &Shell,
     ) -> Result<(Self, Tokenizer)> {
-        engine.check_engine()?;
         let start = Instant::now();
-        let checkpoint = open(model, shell)?;
-        let engine = Self::engine(&checkpoint, engine, needed)?;
+        let mut loaded = Self::new(model, engine, needed, false, shell)?;
+        loaded.engine.check_decodes()?;
         let tokenizer = std::thread::scope(|scope| {
-            scope.spawn(|| engine.model().touch());
-            tokenizer(&checkpoint)
+            if let Engine::Cpu(engine) = &loaded.engine {
+                scope.spawn(|| engine.model().touch());
+            }
+            tokenizer(&loaded.checkpoint)
         })?;
-        Ok((Self::since(start, checkpoint, engine), tokenizer))
+        if let Some(note) = loaded.engine.prompt_note().filter(|_| !shell.quiet) {
+            output::note(note);
+        }
+        loaded.load_seconds = start.elapsed().as_secs_f64();
+        Ok((loaded, tokenizer))
     }
 
     fn since(start: Instant, checkpoint: Checkpoint, engine: Engine) -> Self {
         let load_seconds = start.elapsed().as_secs_f64();
         tracing::debug!(
             model = checkpoint.name(),
+            engine = engine.name(),
             load_seconds,
-            level = engine.context().level().name(),
+            level = engine.level().name(),
             "loaded"
         );
         Self { checkpoint, engine, load_seconds }
     }
 
-    fn engine(checkpoint: &Checkpoint, engine: &EngineArgs, needed: usize) -> Result<Engine> {
-        let stack = stack(checkpoint)?;
-        let options = engine.options(engine.context_len(stack.max_position_embeddings, needed))?;
-        let model = Model::load(stack, &*checkpoint.weights(), options.layout)?;
-        Ok(Engine::new(Arc::new(model), options)?)
-    }
-
     pub(crate) fn stack(&self) -> &Stack {
-        self.engine.model().stack()
+        self.engine.stack()
     }
 
     /// Whether the context is as long as the model allows.
     pub(crate) fn has_longest_context(&self) -> bool {
         self.engine.context_len() >= self.stack().max_position_embeddings
+    }
+
+    /// How to get a longer context, where the model allows it.
+    pub(crate) fn longer_context(&self) -> &'static str {
+        match self.engine {
+            Engine::Cpu(_) => "raise --ctx",
+            Engine::Emulator(_) => "raise --ctx, here or when converting",
+        }
     }
 
     /// The error of logits that are not finite: names the tensor to blame where there is one.
@@ -88,6 +111,23 @@ impl Loaded {
             }
         }
         anemone_cpu::Error::NonFiniteLogits { position }.into()
+    }
+}
+
+/// The native engine on a checkpoint or a bundle's weights.
+pub(crate) fn cpu(checkpoint: &Checkpoint, engine: &EngineArgs, needed: usize) -> Result<Engine> {
+    let stack = stack(checkpoint)?;
+    let options = engine.options(engine.context_len(stack.max_position_embeddings, needed));
+    let model = Model::load(stack, &*checkpoint.weights(), options.layout)?;
+    Ok(Engine::Cpu(Box::new(anemone_cpu::Engine::new(Arc::new(model), options)?)))
+}
+
+impl ModelArgs {
+    /// The model with `--bundle` in the place of `--model`; errors when what it names is no bundle.
+    pub(crate) fn or_bundle(&self, arg: &BundleArg) -> Result<Self> {
+        let Some(path) = &arg.bundle else { return Ok(self.clone()) };
+        Bundle::open(path).with_context(|| format!("--bundle {}", path.display()))?;
+        Ok(Self { model: Some(path.clone()), ..self.clone() })
     }
 }
 

@@ -3,7 +3,7 @@ use super::Finding;
 /// The crates from the bottom up, and for each the ones above the floor it may know.
 ///
 /// The order alone would let too much through: a crate that must not know models is not given them.
-const MAY_USE: [(&str, &[&str]); 15] = [
+const MAY_USE: [(&str, &[&str]); 16] = [
     ("tensor", &[]),
     ("kernels", &["tensor"]),
     ("checkpoint", &["tensor"]),
@@ -16,6 +16,7 @@ const MAY_USE: [(&str, &[&str]); 15] = [
     ("coreml", &["tensor", "mil", "bundle"]),
     ("cpu", &["tensor", "kernels", "checkpoint", "models", "palettize", "bundle"]),
     ("session", &["tensor", "checkpoint", "models", "mil", "ane", "bundle", "cpu"]),
+    ("verify", &["tensor", "checkpoint", "ane", "session"]),
     ("decide", &["tensor", "checkpoint", "models", "bundle", "cpu", "session"]),
     ("server", &["tensor", "session", "decide"]),
     (
@@ -33,6 +34,7 @@ const MAY_USE: [(&str, &[&str]); 15] = [
             "coreml",
             "cpu",
             "session",
+            "verify",
             "decide",
             "server",
         ],

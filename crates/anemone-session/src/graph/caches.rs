@@ -12,6 +12,9 @@ pub(super) struct Caches {
     arrays: BTreeMap<String, Array>,
 }
 
+/// What going back to a position needs: the arrays that later positions overwrite.
+pub(super) type Saved = BTreeMap<String, Array>;
+
 impl Caches {
     pub(super) fn new<'a>(plans: impl Iterator<Item = &'a CachePlan>, kind: CacheKind) -> Self {
         let held = |p: &&CachePlan| kind == CacheKind::Io || matches!(p, CachePlan::ShortConv { .. });
@@ -37,6 +40,24 @@ impl Caches {
 
     pub(super) fn clear(&mut self) {
         self.arrays.values_mut().for_each(|a| a.data.fill(0.0));
+    }
+
+    /// Copies histories and rings; rows of a full cache stay as they are, and the mask hides those that come later.
+    pub(super) fn save(&self) -> Saved {
+        let names = self.plans.iter().flat_map(|plan| match plan {
+            CachePlan::Attention { layer, ring: true, .. } => {
+                vec![format!("k_{layer}"), format!("v_{layer}")]
+            }
+            CachePlan::Attention { .. } => Vec::new(),
+            CachePlan::ShortConv { layer, .. } => vec![format!("conv_{layer}")],
+        });
+        names.filter_map(|name| self.arrays.get(&name).cloned().map(|array| (name, array))).collect()
+    }
+
+    pub(super) fn restore(&mut self, saved: &Saved) {
+        for (name, array) in saved {
+            self.arrays.insert(name.clone(), array.clone());
+        }
     }
 
     /// Takes the first `count` rows of a pass's outputs in as positions `start..`.

@@ -8,11 +8,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
+use anemone_session::Engine as _;
 use anyhow::{Result, ensure};
 use clap::builder::RangedU64ValueParser;
 use serde_json::{Map, Value, json};
 
-use crate::args::{EngineArgs, LayoutName, ModelArgs};
+use crate::args::{BundleArg, EngineArgs, LayoutName, ModelArgs};
 use crate::cli::Shell;
 use crate::model::Loaded;
 use crate::{files, machine, output};
@@ -67,6 +68,8 @@ pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
+    bundle: BundleArg,
+    #[command(flatten)]
     engine: EngineArgs,
 }
 
@@ -92,12 +95,16 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     let longest = tests.iter().map(|t| t.tokens).max().unwrap_or(0);
     ensure!(longest > 0, "--pp and --tg name no test; give one of them a number above 0");
     let needed = args.depth.saturating_add(longest);
-    let mut loaded = Loaded::new(&args.model, &args.engine, needed, shell)?;
+    let mut loaded = Loaded::new(&args.model.or_bundle(&args.bundle)?, &args.engine, needed, false, shell)?;
+    if tests.iter().any(|t| t.kind == Kind::Decode) {
+        loaded.engine.check_decodes()?;
+    }
     let context = loaded.engine.context_len();
     ensure!(
         needed <= context,
-        "--depth {} and a test of {longest} tokens do not fit the context of {context}; lower --depth, --pp or --tg, or raise --ctx",
-        args.depth
+        "--depth {} and a test of {longest} tokens do not fit the context of {context}; lower --depth, --pp or --tg, or {}",
+        args.depth,
+        loaded.longer_context()
     );
     let vocab = loaded.stack().vocab_size as u64;
     let tokens = measure::random_tokens(args.seed, needed, vocab);
@@ -106,9 +113,9 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     let settle_seconds = settled.then(|| clock.elapsed().as_secs_f64());
     measure::run(&mut loaded.engine, &mut tests, &tokens, args.depth, args.repeat)?;
     let rss = machine::rss();
-    let threads = loaded.engine.context().pool().threads();
+    let threads = loaded.engine.threads();
     let bandwidth = bandwidth::probe(args.probe_mib, threads);
-    let bytes_per_token = loaded.engine.model().bytes_per_token();
+    let bytes_per_token = loaded.engine.bytes_per_token();
     let decode = tests.iter().find(|t| t.kind == Kind::Decode);
     let figures = Figures {
         bytes_per_token,
@@ -119,12 +126,8 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
         first_token: tests.iter().find(|t| t.kind == Kind::Prefill).map(|t| t.tokens as f64 / t.median()),
     };
     if let Some(path) = &args.svg {
-        let title = format!(
-            "{} on {} threads, {}",
-            loaded.checkpoint.name(),
-            threads,
-            loaded.engine.context().level().name()
-        );
+        let title =
+            format!("{} on {} threads, {}", loaded.checkpoint.name(), threads, loaded.engine.level().name());
         let svg = plot::draw(&title, &tests)?;
         files::write_whole("--svg", path, |file| Ok(file.write_all(svg.as_bytes())?))?;
     }
@@ -134,10 +137,6 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
         output::data(&table(args, &loaded, &tests, &figures))?;
     }
     Ok(ExitCode::SUCCESS)
-}
-
-fn arithmetic(args: &Args) -> &'static str {
-    if args.engine.exact { "exact" } else { "fast" }
 }
 
 fn layout(args: &Args, figures: &Figures) -> &'static str {
@@ -151,11 +150,11 @@ fn layout(args: &Args, figures: &Figures) -> &'static str {
 
 fn report(args: &Args, loaded: &Loaded, tests: &[Test], figures: &Figures) -> Value {
     let mut report = Map::new();
-    let context = loaded.engine.context();
     report.insert("model".into(), loaded.checkpoint.name().into());
-    report.insert("threads".into(), context.pool().threads().into());
-    report.insert("level".into(), context.level().name().into());
-    report.insert("arithmetic".into(), arithmetic(args).into());
+    report.insert("threads".into(), loaded.engine.threads().into());
+    report.insert("level".into(), loaded.engine.level().name().into());
+    report.insert("engine".into(), loaded.engine.name().into());
+    report.insert("arithmetic".into(), loaded.engine.arithmetic(&args.engine).into());
     report.insert("layout".into(), layout(args, figures).into());
     report.insert("depth".into(), args.depth.into());
     report.insert("repeat".into(), args.repeat.into());
@@ -183,13 +182,13 @@ fn report(args: &Args, loaded: &Loaded, tests: &[Test], figures: &Figures) -> Va
 }
 
 fn table(args: &Args, loaded: &Loaded, tests: &[Test], figures: &Figures) -> String {
-    let context = loaded.engine.context();
     let mut out = format!(
-        "{}, {} threads, {}, {}, {}, depth {}\n\n",
+        "{}, {}, {} threads, {}, {}, {}, depth {}\n\n",
         loaded.checkpoint.name(),
-        context.pool().threads(),
-        context.level().name(),
-        arithmetic(args),
+        loaded.engine.name(),
+        loaded.engine.threads(),
+        loaded.engine.level().name(),
+        loaded.engine.arithmetic(&args.engine),
         layout(args, figures),
         args.depth
     );

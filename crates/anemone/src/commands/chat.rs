@@ -3,14 +3,15 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anemone_session::{
-    ChatTemplate, Conversation, FinishReason, GenerateOptions, Message, RenderOptions, Tokenizer, Turn,
+    ChatTemplate, Conversation, Engine as _, FinishReason, GenerateOptions, Message, RenderOptions,
+    Tokenizer, Turn,
 };
 use anyhow::{Context, Result, anyhow, bail};
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use serde_json::Value;
 
-use crate::args::{EngineArgs, ModelArgs, SamplingArgs};
+use crate::args::{BundleArg, EngineArgs, ModelArgs, SamplingArgs};
 use crate::cli::Shell;
 use crate::generation::{self, Stream};
 use crate::model::{self, Loaded};
@@ -45,6 +46,8 @@ pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
+    bundle: BundleArg,
+    #[command(flatten)]
     engine: EngineArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
@@ -52,7 +55,8 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     interrupt::install()?;
-    let (loaded, tokenizer) = Loaded::with_tokenizer(&args.model, &args.engine, 0, shell)?;
+    let (loaded, tokenizer) =
+        Loaded::with_tokenizer(&args.model.or_bundle(&args.bundle)?, &args.engine, 0, shell)?;
     let template = model::template(&loaded.checkpoint, &tokenizer)?;
     let options =
         generation::options(&args.sampling, &loaded.checkpoint, &loaded.stack().model_type, &tokenizer)?;
@@ -242,11 +246,11 @@ impl Chat {
     }
 
     /// What to do about a full context.
-    fn room(&self) -> &'static str {
+    fn room(&self) -> String {
         if self.loaded.has_longest_context() {
-            "/reset starts over"
+            "/reset starts over".to_owned()
         } else {
-            "/reset starts over, --ctx makes more room"
+            format!("/reset starts over, or leave and {}", self.loaded.longer_context())
         }
     }
 

@@ -4,15 +4,16 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anemone_cpu::{Engine, LogitsOf};
 use anemone_models::Stack;
+use anemone_session::{EMBEDDING, Engine as _, FINAL_NORM, Traced as _};
 use anemone_tensor::argmax;
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::ArgGroup;
 use serde_json::{Map, Value, json};
 
-use crate::args::{EngineArgs, ModelArgs};
+use crate::args::{BundleArg, EngineArgs, ModelArgs};
 use crate::cli::Shell;
+use crate::engine::Engine;
 use crate::model::{self, Loaded};
 use crate::{files, output};
 use store::Store;
@@ -21,9 +22,6 @@ use store::Store;
 const PART: usize = 256;
 /// Rows of the table.
 const SHOWN: usize = 10;
-
-const EMBEDDING: &str = "model.embed_tokens";
-const FINAL_NORM: &str = "model.embedding_norm";
 
 /// Run tokens through the model and show raw logits and hidden states
 ///
@@ -65,6 +63,8 @@ pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
+    bundle: BundleArg,
+    #[command(flatten)]
     engine: EngineArgs,
 }
 
@@ -81,7 +81,8 @@ struct Pass {
 pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     let given = args.tokens.as_deref().map(parse_tokens).transpose()?;
     let needed = given.as_ref().map_or(0, Vec::len).saturating_add(args.greedy);
-    let mut loaded = Loaded::new(&args.model, &args.engine, needed, shell)?;
+    let mut loaded =
+        Loaded::new(&args.model.or_bundle(&args.bundle)?, &args.engine, needed, args.taps, shell)?;
     let tokens = match (given, &args.text) {
         (Some(tokens), _) => tokens,
         (None, Some(text)) => model::tokenizer(&loaded.checkpoint)?.encode(text, !args.no_special)?,
@@ -133,9 +134,9 @@ fn check(args: &Args, tokens: &[u32], loaded: &Loaded) -> Result<()> {
         "{flag}: {needed} tokens{} do not fit the context of {context}; {}",
         if args.greedy > 0 { format!(", {} of --greedy among them,", args.greedy) } else { String::new() },
         if loaded.has_longest_context() {
-            "that is the model's limit: ask for fewer"
+            "that is the model's limit: ask for fewer".to_owned()
         } else {
-            "ask for fewer or raise --ctx"
+            format!("ask for fewer or {}", loaded.longer_context())
         }
     );
     Ok(())
@@ -167,9 +168,9 @@ fn forward(
             None => tapped.push((path.to_owned(), values.to_vec())),
         };
         let logits = if args.taps {
-            loaded.engine.feed_tapped(part, LogitsOf::All, &mut tap)?
+            loaded.engine.feed_traced(part, &mut tap)?
         } else {
-            loaded.engine.feed(part, LogitsOf::All)?
+            loaded.engine.feed_all(part)?
         };
         for row in logits.chunks_exact(vocab) {
             pass.argmax.push(best(row)?);
@@ -198,7 +199,7 @@ fn greedy(engine: &mut Engine, logits: &[f32], count: usize) -> Result<Vec<u32>>
     ids.push(best(logits)?);
     while ids.len() < count {
         let last = ids[ids.len() - 1];
-        ids.push(best(engine.feed(&[last], LogitsOf::Last)?)?);
+        ids.push(best(engine.feed(&[last])?)?);
     }
     Ok(ids)
 }

@@ -1,12 +1,12 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anemone_session::Tokenizer;
+use anemone_session::{Engine as _, Tokenizer};
 use anyhow::{Result, bail, ensure};
 use clap::builder::RangedU64ValueParser;
 use serde_json::json;
 
-use crate::args::{EngineArgs, ModelArgs};
+use crate::args::{BundleArg, EngineArgs, ModelArgs};
 use crate::cli::Shell;
 use crate::model::{self, Loaded};
 use crate::{files, output};
@@ -45,6 +45,8 @@ pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
+    bundle: BundleArg,
+    #[command(flatten)]
     engine: EngineArgs,
 }
 
@@ -57,12 +59,14 @@ struct Windows {
 
 pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     let text = files::read_text("--file", &args.file)?;
-    let mut loaded = Loaded::new(&args.model, &args.engine, args.window, shell)?;
+    let mut loaded =
+        Loaded::new(&args.model.or_bundle(&args.bundle)?, &args.engine, args.window, false, shell)?;
     let (vocab, context) = (loaded.stack().vocab_size, loaded.engine.context_len());
     ensure!(
         args.window <= context,
-        "--window {} is longer than the context of {context}; lower it or raise --ctx",
-        args.window
+        "--window {} is longer than the context of {context}; lower it or {}",
+        args.window,
+        loaded.longer_context()
     );
     if let Some(id) = args.append_eos.filter(|&id| id as usize >= vocab) {
         bail!("--append-eos: token id {id} is outside the vocabulary; the model has ids 0 to {}", vocab - 1);
@@ -102,7 +106,8 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
             "windows": windows.len(),
             "dropped_tokens": dropped,
             "model": loaded.checkpoint.name(),
-            "arithmetic": if args.engine.exact { "exact" } else { "fast" },
+            "engine": loaded.engine.name(),
+            "arithmetic": loaded.engine.arithmetic(&args.engine),
         }))?;
     } else {
         output::data(&format!(

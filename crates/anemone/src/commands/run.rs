@@ -1,12 +1,11 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anemone_cpu::Arithmetic;
-use anemone_session::{FinishReason, Message, RenderOptions, Tokenizer, generate};
+use anemone_session::{Engine as _, FinishReason, Message, RenderOptions, Tokenizer, generate};
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Value, json};
 
-use crate::args::{EngineArgs, ModelArgs, SamplingArgs};
+use crate::args::{BundleArg, EngineArgs, ModelArgs, SamplingArgs};
 use crate::cli::Shell;
 use crate::generation::{self, Stream};
 use crate::model::{self, Loaded};
@@ -18,7 +17,8 @@ use crate::{demo, files, interrupt, output, stats};
 /// a chat message with --chat. Ctrl-C ends the generation, a second one the process.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  anemone run --prompt 'once upon a time' --seed 1 -n 100\n  \
-                        anemone run --model ./LFM2-350M --chat --prompt 'Name three birds.' --json")]
+                        anemone run --model ./LFM2-350M --chat --prompt 'Name three birds.' --json\n  \
+                        anemone run --bundle lfm2.bundle --engine emulator --prompt 'Once' -n 8")]
 #[allow(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 pub(crate) struct Args {
     /// Text to go on from; with the built-in model a story is asked for when there is none
@@ -45,6 +45,8 @@ pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
+    bundle: BundleArg,
+    #[command(flatten)]
     engine: EngineArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
@@ -53,7 +55,8 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     interrupt::install()?;
     let (prompt, chat) = prompt(args)?;
-    let (mut loaded, tokenizer) = Loaded::with_tokenizer(&args.model, &args.engine, 0, shell)?;
+    let (mut loaded, tokenizer) =
+        Loaded::with_tokenizer(&args.model.or_bundle(&args.bundle)?, &args.engine, 0, shell)?;
     let ids = encode(&prompt, chat, args.system.as_deref(), &loaded, &tokenizer)?;
     let mut options =
         generation::options(&args.sampling, &loaded.checkpoint, &loaded.stack().model_type, &tokenizer)?;
@@ -71,9 +74,8 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
         report.insert("prompt_token_ids".into(), json!(ids));
         report.insert("model".into(), loaded.checkpoint.name().into());
         report.insert("seed".into(), outcome.seed.into());
-        report.insert("engine".into(), "cpu".into());
-        let exact = args.engine.arithmetic() == Arithmetic::Exact;
-        report.insert("arithmetic".into(), if exact { "exact" } else { "fast" }.into());
+        report.insert("engine".into(), loaded.engine.name().into());
+        report.insert("arithmetic".into(), loaded.engine.arithmetic(&args.engine).into());
         output::json(&Value::Object(report))?;
     } else {
         output::data("\n")?;
@@ -81,11 +83,11 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     if !shell.quiet {
         output::note(&stats::line(&outcome, loaded.engine.position(), loaded.engine.context_len()));
         if generation::ran_out_of_context(&outcome) {
-            output::note(if loaded.has_longest_context() {
-                "the context is full, and the model allows no longer one"
+            if loaded.has_longest_context() {
+                output::note("the context is full, and the model allows no longer one");
             } else {
-                "the context is full; raise --ctx for a longer text"
-            });
+                output::note(&format!("the context is full; {} for a longer text", loaded.longer_context()));
+            }
         }
     }
     let cancelled = outcome.finish_reason == FinishReason::Cancelled;
@@ -106,7 +108,7 @@ fn prompt(args: &Args) -> Result<(String, bool)> {
     if args.stdin {
         return Ok((without_newline(files::read_all("--stdin", std::io::stdin().lock())?), chat));
     }
-    if args.model.model.is_some() {
+    if args.model.model.is_some() || args.bundle.bundle.is_some() {
         bail!("no prompt; give one with --prompt TEXT, --file FILE or --stdin");
     }
     Ok((demo::PROMPT.to_owned(), true))

@@ -35,7 +35,7 @@ fn bad_requests_name_the_flag_and_the_remedy() {
     let cases: [(&[&str], &[&str]); 23] = [
         (&["run", "--ctx", "99999999"], &["99999999", "2048", "lower --ctx"]),
         (&["run", "--engine", "coreml"], &["--engine coreml", "use --engine cpu"]),
-        (&["run", "--engine", "emulator"], &["--engine emulator", "use --engine cpu"]),
+        (&["run", "--engine", "emulator"], &["--engine emulator", "built-in", "anemone convert --out"]),
         (&["run", "--stop", ""], &["--stop", "leave it out"]),
         (&["run", "--file", "/no/such/file"], &["--file /no/such/file", "check the path"]),
         (&["run", "-p", "once upon a time", "--ctx", "3"], &["5 tokens", "context holds 3", "--ctx"]),

@@ -1,7 +1,9 @@
 use std::time::Instant;
 
-use anemone_cpu::{Engine, LogitsOf};
+use anemone_session::Engine as _;
 use anyhow::Result;
+
+use crate::engine::Engine;
 
 /// What a test times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,23 +75,19 @@ pub(super) fn run(
     depth: usize,
     repeat: usize,
 ) -> Result<()> {
-    engine.reset();
-    if depth > 0 {
-        engine.feed(&tokens[..depth], LogitsOf::None)?;
-    }
-    let start = engine.snapshot();
+    let start = engine.start(&tokens[..depth])?;
     for test in tests {
         let fed = &tokens[depth..depth + test.tokens];
         for round in 0..=repeat {
-            engine.restore(&start)?;
+            engine.restart(&start)?;
             let clock = Instant::now();
             match test.kind {
                 Kind::Prefill => {
-                    engine.feed(fed, LogitsOf::Last)?;
+                    engine.feed(fed)?;
                 }
                 Kind::Decode => {
                     for token in fed {
-                        engine.feed(std::slice::from_ref(token), LogitsOf::Last)?;
+                        engine.feed(std::slice::from_ref(token))?;
                     }
                 }
             }
