@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use anemone_ane::{CacheKind, Options, Pass, lower_chunk, lower_head, plan};
 use anemone_bundle::{Bundle, BundleWeights, Role, Source, Writer};
-use anemone_checkpoint::Checkpoint;
+use anemone_checkpoint::{Checkpoint, Weights};
 use anemone_cpu::{Arithmetic, Layout, LogitsOf, Model};
 use anemone_emulator::{Emulator, Profile};
-use anemone_session::{Engine, GraphEngine};
+use anemone_session::{Engine, GraphEngine, Traced};
 use anemone_tensor::{argmax, cosine, max_abs_diff};
 use serde_json::Value;
 
@@ -84,10 +84,18 @@ fn engine(bundle: &Bundle, profile: Profile) -> GraphEngine {
 
 /// The CPU engine, in f32, on the weights of the bundle.
 fn cpu(dir: &Path, bundle: &Bundle) -> anemone_cpu::Engine {
+    cpu_on(dir, &BundleWeights::open(bundle).unwrap())
+}
+
+/// The CPU engine, in f32, on the checkpoint itself.
+fn checkpoint(dir: &Path) -> anemone_cpu::Engine {
+    cpu_on(dir, &*Checkpoint::open(dir).unwrap().weights())
+}
+
+fn cpu_on(dir: &Path, weights: &dyn Weights) -> anemone_cpu::Engine {
     let checkpoint = Checkpoint::open(dir).unwrap();
-    let stored = BundleWeights::open(bundle).unwrap();
-    let stack = anemone_models::load(checkpoint.config(), &stored).unwrap();
-    let model = Arc::new(Model::load(stack, &stored, Layout::Mapped).unwrap());
+    let stack = anemone_models::load(checkpoint.config(), weights).unwrap();
+    let model = Arc::new(Model::load(stack, weights, Layout::Mapped).unwrap());
     let options = anemone_cpu::Options {
         threads: 2,
         arithmetic: Arithmetic::Exact,
@@ -121,12 +129,13 @@ fn logits_and_greedy_ids_match_the_reference() {
     for name in DENSE {
         let Some(dir) = fixture(name) else { return };
         let place = tempfile::tempdir().unwrap();
-        // The published type is bf16, which fp16 holds exactly; f32 weights lose bits in the conversion.
+        // bf16 is held by fp16 exactly. The f32 checkpoints lose bits in the conversion, which moves logits by up to 5e-2: their
+        // bundles are held to the CPU engine on the bundle's own weights, and to the recordings by cosine.
         let exact_weights = name.ends_with("sharded");
         for ring in [true, false] {
             let bundle =
                 convert(&dir, &place.path().join(format!("{ring}.bundle")), &options(ring, CacheKind::Io));
-            let mut cpu = cpu(&dir, &bundle);
+            let (mut cpu, mut original) = (cpu(&dir, &bundle), checkpoint(&dir));
             let (mut wide, mut half) = (engine(&bundle, Profile::F32), engine(&bundle, Profile::Fp16));
             for prompt in prompts(&dir) {
                 let what = format!("{name} ring {ring} prompt {}", prompt["name"]);
@@ -134,26 +143,35 @@ fn logits_and_greedy_ids_match_the_reference() {
                 wide.reset();
                 half.reset();
                 cpu.reset();
+                original.reset();
                 let mut expected = cpu.feed(&tokens, LogitsOf::Last).unwrap().to_vec();
+                let mut reference = original.feed(&tokens, LogitsOf::Last).unwrap().to_vec();
                 let mut logits = wide.feed(&tokens).unwrap().to_vec();
                 let mut rounded = half.feed(&tokens).unwrap().to_vec();
                 let off = max_abs_diff(&logits, &recorded);
                 assert!(!exact_weights || off <= F32_TOLERANCE, "{what}: f32 is off by {off:e}");
-                let similar = cosine(&rounded, if exact_weights { &recorded } else { &logits });
-                assert!(similar >= FP16_COSINE, "{what}: fp16 cosine {similar}");
+                for (logits, profile) in [(&logits, "f32"), (&rounded, "fp16")] {
+                    let similar = cosine(logits, &recorded);
+                    assert!(similar >= FP16_COSINE, "{what}: {profile} cosine {similar}");
+                }
                 let steps = if ring { 32 } else { 4 };
                 for (step, id) in ids(&prompt["greedy_ids"]).into_iter().take(steps).enumerate() {
                     let what = format!("{what} step {step}");
                     let off = max_abs_diff(&logits, &expected);
                     assert!(off <= F32_TOLERANCE, "{what}: f32 is off by {off:e}");
-                    let chosen = argmax(&logits);
-                    assert!(!exact_weights || chosen == Some(id as usize), "{what}: f32 chose {chosen:?}");
-                    let (similar, error) = (cosine(&rounded, &logits), max_abs_diff(&rounded, &logits));
+                    assert_eq!(argmax(&reference), Some(id as usize), "{what}: the recording");
+                    let similar = cosine(&rounded, &logits);
                     assert!(similar >= FP16_STEP_COSINE, "{what}: fp16 cosine {similar}");
-                    // Rounding may only decide where the best two are closer than it moves each of them.
-                    let same = argmax(&rounded) == chosen;
-                    assert!(same || margin(&logits) <= 2.0 * error, "{what}: margin {}", margin(&logits));
+                    for (logits, profile) in [(&logits, "f32"), (&rounded, "fp16")] {
+                        let chosen = argmax(logits).unwrap();
+                        assert!(!exact_weights || profile == "fp16" || chosen == id as usize, "{what}: f32");
+                        // Another token only where the reference holds the best two for closer than the measured error.
+                        let (margin, error) = (margin(&reference), max_abs_diff(logits, &reference));
+                        let same = chosen == id as usize;
+                        assert!(same || margin <= error, "{what}: {profile} margin {margin}, error {error}");
+                    }
                     expected = cpu.feed(&[id], LogitsOf::Last).unwrap().to_vec();
+                    reference = original.feed(&[id], LogitsOf::Last).unwrap().to_vec();
                     logits = wide.feed(&[id]).unwrap().to_vec();
                     rounded = half.feed(&[id]).unwrap().to_vec();
                 }
@@ -278,7 +296,7 @@ fn a_ring_in_a_state_says_how_far_back_it_goes() {
     // The window of 8 at position 23 needs row 16, the oldest of the last 32.
     assert_eq!((graph.nearest(22), graph.nearest(23), graph.nearest(40)), (0, 23, 40));
     let error = graph.rewind(22).unwrap_err().to_string();
-    assert_eq!(error, "cannot go back to 22; the latest pass can be cut from 23 to 48");
+    assert_eq!(error, "cannot go back to 22; the latest pass can be cut from 23 to 48, and before it 0 can be restored");
     graph.rewind(23).unwrap();
     let vocab = graph.vocab_size();
     assert!(bits(graph.feed_all(&tokens[23..80]).unwrap()) == plain[23 * vocab..80 * vocab]);
@@ -297,4 +315,62 @@ fn a_context_that_is_no_multiple_of_32_fills_to_its_end() {
     graph.reset();
     assert!(bits(graph.feed_all(&tokens[..45]).unwrap()) == plain);
     assert!(graph.feed(&tokens[45..]).unwrap_err().to_string().contains("context of 45"));
+}
+
+#[test]
+fn going_back_to_the_end_of_an_earlier_call_restores_the_bits() {
+    for name in DENSE {
+        let Some(dir) = fixture(name) else { return };
+        let place = tempfile::tempdir().unwrap();
+        let bundle = convert(&dir, &place.path().join("bundle"), &options(true, CacheKind::Io));
+        let long = prompts(&dir).iter().map(|p| ids(&p["token_ids"])).max_by_key(Vec::len).unwrap();
+        let mut graph = engine(&bundle, Profile::Fp16);
+        // Two calls with several tokens and one at a time beyond every window, so that the rings are overwritten.
+        graph.feed(&long[..11]).unwrap();
+        let first = graph.feed(&long[11..12]).unwrap().to_vec();
+        graph.feed(&long[12..30]).unwrap();
+        let second = graph.feed(&long[30..31]).unwrap().to_vec();
+        for token in &long[31..60] {
+            graph.feed(std::slice::from_ref(token)).unwrap();
+        }
+        assert_eq!([29, 30, 45, 59, 60, 99].map(|p| graph.nearest(p)), [11, 30, 30, 59, 60, 60], "{name}");
+        let error = graph.rewind(29).unwrap_err().to_string();
+        assert!(error.contains("cannot go back to 29") && error.contains("11 can be restored"), "{error}");
+        assert!(graph.rewind(61).is_err());
+        assert_eq!(graph.position(), 60, "an error changes nothing");
+        graph.rewind(30).unwrap();
+        assert_eq!(graph.feed(&long[30..31]).unwrap(), second, "{name}");
+        graph.rewind(11).unwrap();
+        assert_eq!((graph.position(), graph.nearest(30)), (11, 11), "{name}");
+        assert_eq!(graph.feed(&long[11..12]).unwrap(), first, "{name}");
+        graph.reset();
+        assert_eq!(graph.nearest(11), 0, "{name}");
+    }
+}
+
+#[test]
+fn a_single_kind_of_pass_is_used_when_asked_for() {
+    let Some(dir) = fixture(DENSE[3]) else { return };
+    let place = tempfile::tempdir().unwrap();
+    let bundle = convert(&dir, &place.path().join("bundle"), &options(true, CacheKind::Io));
+    let tokens = prompts(&dir).iter().map(|p| ids(&p["token_ids"])).max_by_key(Vec::len).unwrap();
+    let mut graph = engine(&bundle, Profile::F32);
+    let expected = graph.feed_all(&tokens[..21]).unwrap().to_vec();
+    let passes = graph.passes().to_vec();
+    assert_eq!(passes, [Pass::Decode, Pass::Verify(DRAFTS + 1), Pass::Prefill(PREFILL)]);
+    for pass in passes {
+        graph.restrict(Some(pass)).unwrap();
+        graph.reset();
+        let mut widths = Vec::new();
+        let mut tap = |path: &str, values: &[f32]| {
+            if path == anemone_session::EMBEDDING {
+                widths.push(values.len() / 48);
+            }
+        };
+        let found = graph.feed_traced(&tokens[..21], &mut tap).unwrap().to_vec();
+        assert!(max_abs_diff(&found, &expected) <= 1e-4, "{}", pass.name());
+        let chunks: Vec<usize> = tokens[..21].chunks(pass.tokens()).map(<[u32]>::len).collect();
+        assert_eq!(widths, chunks, "{}", pass.name());
+    }
+    assert!(graph.restrict(Some(Pass::Prefill(9))).unwrap_err().to_string().contains("`prefill_9`"));
 }

@@ -309,3 +309,6 @@ fn divergence(
         tie: false,
     }
 }
+
+#[cfg(test)]
+mod tests;

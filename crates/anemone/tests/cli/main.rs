@@ -4,6 +4,7 @@
 
 mod chat;
 mod convert;
+mod emulator;
 mod errors;
 mod forward;
 mod goldens;
@@ -14,3 +15,4 @@ mod streams;
 mod support;
 #[cfg(target_os = "linux")]
 mod terminal;
+mod verify;
