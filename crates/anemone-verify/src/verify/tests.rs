@@ -115,9 +115,9 @@ fn only_what_is_closer_than_the_error_is_a_tie() {
     let tie = check(|_, position, row| {
         let best = argmax(row).unwrap();
         if position >= PROMPT.len() {
-            row[(best + 1) % VOCAB] += 0.015
+            row[(best + 1) % VOCAB] += 0.015;
         } else {
-            row[(best + 2) % VOCAB] -= 0.02
+            row[(best + 2) % VOCAB] -= 0.02;
         }
     });
     assert!(tie.passed() && !tie.divergences.is_empty(), "{tie:?}");
