@@ -123,6 +123,11 @@ impl Engine {
         }
     }
 
+    /// Whether only another conversion gives a longer context.
+    pub(crate) fn is_at_converted_limit(&self) -> bool {
+        matches!(self, Self::Emulator(e) if e.context_len >= e.graph.context_len())
+    }
+
     /// Moves the weights to large pages now, if a long decode would; whether it did.
     pub(crate) fn settle(&self) -> bool {
         match self {

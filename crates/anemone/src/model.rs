@@ -95,10 +95,7 @@ impl Loaded {
 
     /// How to get a longer context, where the model allows it.
     pub(crate) fn longer_context(&self) -> &'static str {
-        match self.engine {
-            Engine::Cpu(_) => "raise --ctx",
-            Engine::Emulator(_) => "raise --ctx, here or when converting",
-        }
+        if self.engine.is_at_converted_limit() { "convert with a larger --ctx" } else { "raise --ctx" }
     }
 
     /// The error of logits that are not finite: names the tensor to blame where there is one.

@@ -64,7 +64,7 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     let mut stream = Stream::new(!args.json, shell.quiet);
     let outcome =
         generate(&mut loaded.engine, &tokenizer, &ids, &options, &mut |event| stream.on_event(event))
-            .map_err(|error| too_long(error, loaded.stack().max_position_embeddings))?;
+            .map_err(|error| too_long(error, &loaded))?;
     let first_token = stream.end()?;
     if args.json {
         let mut report = generation::report(&outcome, first_token);
@@ -115,10 +115,18 @@ fn prompt(args: &Args) -> Result<(String, bool)> {
 }
 
 /// A larger context is no remedy for a prompt beyond the model's limit.
-fn too_long(error: anemone_session::Error, limit: usize) -> anyhow::Error {
+fn too_long(error: anemone_session::Error, loaded: &Loaded) -> anyhow::Error {
+    let limit = loaded.stack().max_position_embeddings;
     match error {
         anemone_session::Error::PromptTooLong { prompt, .. } if prompt > limit => {
             anyhow!("the prompt is {prompt} tokens and the model's limit is {limit}; shorten it")
+        }
+        anemone_session::Error::PromptTooLong { prompt, context }
+            if loaded.engine.is_at_converted_limit() =>
+        {
+            anyhow!(
+                "the prompt is {prompt} tokens and the bundle holds {context}; shorten it or convert with --ctx {prompt} or more"
+            )
         }
         error => error.into(),
     }

@@ -134,6 +134,12 @@ fn what_a_bundle_or_an_engine_cannot_do_is_said_with_the_remedy() {
 
     let over = |more: &[&str]| run(&[&["--bundle", &path][..], more].concat());
     over(&["--engine", "emulator", "--ctx", "300"]).fails(1, &["--ctx 300", "converted for 256", "--ctx"]);
+    let long = "once upon a time ".repeat(80);
+    let ran = anemone(&["run", "-q", "--engine", "emulator", "--bundle", &path, "-p", &long]);
+    ran.fails(1, &["the bundle holds 256", "shorten it or convert with --ctx"]);
+    let ran = anemone(&["forward", "--engine", "emulator", "--bundle", &path, "--text", &long]);
+    ran.fails(1, &["--text", "context of 256", "convert with a larger --ctx"]);
+    over(&["--engine", "emulator", "--ctx", "1"]).fails(1, &["holds 1", "raise --ctx"]);
     over(&["--profile", "fp16"]).fails(1, &["--profile", "add --engine emulator"]);
     over(&["--engine", "emulator", "--profile", "fp16", "--exact"])
         .fails(1, &["--exact", "--profile", "leave one"]);
