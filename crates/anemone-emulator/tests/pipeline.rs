@@ -296,7 +296,10 @@ fn a_ring_in_a_state_says_how_far_back_it_goes() {
     // The window of 8 at position 23 needs row 16, the oldest of the last 32.
     assert_eq!((graph.nearest(22), graph.nearest(23), graph.nearest(40)), (0, 23, 40));
     let error = graph.rewind(22).unwrap_err().to_string();
-    assert_eq!(error, "cannot go back to 22; the latest pass can be cut from 23 to 48, and before it 0 can be restored");
+    assert_eq!(
+        error,
+        "cannot go back to 22; the latest pass can be cut from 23 to 48, and before it 0 can be restored"
+    );
     graph.rewind(23).unwrap();
     let vocab = graph.vocab_size();
     assert!(bits(graph.feed_all(&tokens[23..80]).unwrap()) == plain[23 * vocab..80 * vocab]);

@@ -131,7 +131,7 @@ impl Engine {
     /// Moves the weights to large pages now, if a long decode would; whether it did.
     pub(crate) fn settle(&self) -> bool {
         match self {
-            Self::Cpu(e) => e.model().settle(),
+            Self::Cpu(e) => e.settle(),
             Self::Emulator(_) => false,
         }
     }

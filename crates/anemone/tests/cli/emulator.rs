@@ -139,7 +139,7 @@ fn what_a_bundle_or_an_engine_cannot_do_is_said_with_the_remedy() {
     ran.fails(1, &["the bundle holds 256", "shorten it or convert with --ctx"]);
     let ran = anemone(&["forward", "--engine", "emulator", "--bundle", &path, "--text", &long]);
     ran.fails(1, &["--text", "context of 256", "convert with a larger --ctx"]);
-    over(&["--engine", "emulator", "--ctx", "1"]).fails(1, &["holds 1", "raise --ctx"]);
+    over(&["-q", "--engine", "emulator", "--ctx", "1"]).fails(1, &["holds 1", "raise --ctx"]);
     over(&["--profile", "fp16"]).fails(1, &["--profile", "add --engine emulator"]);
     over(&["--engine", "emulator", "--profile", "fp16", "--exact"])
         .fails(1, &["--exact", "--profile", "leave one"]);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use anemone_bundle::{Bundle, package_sha256};
+use anemone_bundle::{Bundle, package_hash};
 use anemone_mil::{Arg, DataType, Function, Op, Type, Value, Var, VarId, read_package, write_package};
 
 use crate::emulator::bundle;
@@ -133,7 +133,7 @@ fn change(bundle: &str, chunk: usize, change: impl Fn(&mut Function)) {
     let mut manifest = read_json(&dir.join("manifest.json"));
     let entry =
         manifest["packages"].as_array_mut().unwrap().iter_mut().find(|p| p["file"] == name.as_str()).unwrap();
-    entry["sha256"] = package_sha256(&package).unwrap().into();
+    entry["hash"] = package_hash(&package).unwrap().into();
     std::fs::write(dir.join("manifest.json"), manifest.to_string()).unwrap();
     Bundle::open(dir).unwrap().verify_hashes().unwrap();
 }
