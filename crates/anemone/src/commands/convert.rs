@@ -1,4 +1,5 @@
 mod jobs;
+mod limits;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -71,7 +72,10 @@ pub(crate) struct Args {
     /// Switch an arithmetic rule off; may be given several times
     #[arg(long, value_name = "RULE")]
     no_rule: Vec<RuleName>,
-    /// Show the plan, sizes and memory; write nothing
+    /// Do not say which known limits of the Neural Engine the plan reaches
+    #[arg(long)]
+    no_plan: bool,
+    /// Show the plan, sizes, memory and limits; write nothing
     #[arg(long)]
     dry_run: bool,
     /// Replace an existing bundle, and nothing else, when the new one is complete
@@ -214,6 +218,7 @@ fn report(
     let table = 2 * stack.vocab_size * stack.hidden_size;
     let cache_bytes: usize = plan.chunks.iter().flat_map(|c| &c.caches).map(cache_bytes).sum();
     let functions: Vec<String> = options.passes.iter().map(|p| p.name()).collect();
+    let limits = if args.no_plan { Vec::new() } else { limits::reached(plan, options) };
     if args.json {
         let object = json!({
             "out": if args.dry_run { None } else { Some(args.out.display().to_string()) },
@@ -227,6 +232,7 @@ fn report(
             "cache_bytes": cache_bytes,
             "states": plan.chunks.iter().map(|c| &c.states).collect::<Vec<_>>(),
             "rules": options.rules,
+            "limits": if args.no_plan { serde_json::Value::Null } else { json!(limits) },
             "bundle_bytes": if args.dry_run { None } else { Some(directory_bytes(&args.out)?) },
             "seconds": seconds,
         });
@@ -251,6 +257,10 @@ fn report(
                 state.name, state.channels, state.rows
             ));
         }
+    }
+    lines.extend(limits.iter().map(|limit| format!("limit      {limit}")));
+    if limits.is_empty() && !args.no_plan {
+        lines.push("limits     none of those known is reached".into());
     }
     match seconds {
         None => lines.push("dry run    nothing was written".into()),

@@ -51,6 +51,7 @@ fn a_dry_run_writes_nothing_and_bad_plans_are_refused() {
     let states = convert(&["--ctx", "100", "--cache", "state", "--dry-run", "--json"]).json();
     let state = serde_json::json!({"name": "cache_0", "layers": [2, 5, 7], "channels": 384, "rows": 128, "ring": false});
     assert_eq!(states["states"], serde_json::json!([[state]]));
+    assert_eq!(plan["limits"], serde_json::json!([]));
     convert(&["--ctx", "99999"]).fails(1, &["--ctx is 99999", "2048"]);
     convert(&["--ctx", "32", "--prefill", "64"]).fails(1, &["64 tokens", "--ctx 32"]);
     convert(&["--precision", "lut4"]).fails(1, &["--precision", "fp16"]);
