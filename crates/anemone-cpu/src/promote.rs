@@ -1,5 +1,5 @@
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use anemone_tensor::Arena;
 
@@ -43,10 +43,8 @@ impl Promotion {
 impl Model {
     /// Moves all that is left to large pages, if the layout and the machine allow it; whether the weights are there now.
     pub(crate) fn settle(&self, compact: bool) -> bool {
-        if self.may_promote() {
-            // A refusal leaves the model as it is.
-            let _ = self.advance(usize::MAX, compact);
-        }
+        // A refusal leaves the model as it is.
+        let _ = self.advance(usize::MAX, compact);
         self.is_packed()
     }
 
@@ -58,7 +56,7 @@ impl Model {
     /// Counts a pass of one token, and moves a share of the weights when it is time.
     pub(crate) fn count_pass(&self, compact: bool) {
         let passes = self.promotion.passes.fetch_add(1, Ordering::Relaxed);
-        if (START..=START + SPREAD).contains(&passes) && (passes > START || self.may_promote()) {
+        if passes >= START {
             let _ = self.advance(self.matrix_bytes() / SPREAD + 1, compact);
         }
     }
@@ -75,22 +73,25 @@ impl Model {
     /// Whether moving is worth it here: a large model in mapped files, large pages, and room.
     fn may_promote(&self) -> bool {
         let bytes = self.matrix_bytes();
-        let allowed = bytes >= SMALLEST
+        bytes >= SMALLEST
             && self.matrices().iter().all(|m| m.stored().is_mapped())
             && has_large_pages()
-            && crate::engine::available_mib().is_some_and(|free| (bytes >> 20) as u64 + MARGIN_MIB < free);
-        if !allowed {
-            *self.promotion.work.lock().unwrap_or_else(PoisonError::into_inner) = Work::Over;
-        }
-        allowed
+            && crate::engine::available_mib().is_some_and(|free| (bytes >> 20) as u64 + MARGIN_MIB < free)
     }
 
     /// Moves the next matrices, in the order a pass reads them, until `budget` stored bytes are done.
     fn advance(&self, budget: usize, compact: bool) -> Result<(), Error> {
         // Another engine over the model is at it.
         let Ok(mut work) = self.promotion.work.try_lock() else { return Ok(()) };
+        if matches!(*work, Work::Over) {
+            return Ok(());
+        }
         let matrices: Vec<&Matrix> = self.matrices();
         if matches!(*work, Work::Waiting) {
+            if self.promotion.layout == Layout::Auto && !self.may_promote() {
+                *work = Work::Over;
+                return Ok(());
+            }
             let lengths: Vec<usize> = matrices.iter().map(|m| m.stored().len()).collect();
             let arena = Arena::reserve(&lengths);
             *work = Work::Over;

@@ -52,7 +52,7 @@ impl Arena {
 
 /// The bytes of a range that was filled and handed out.
 pub(crate) fn finished<'a>(area: &'a MmapRaw, range: &Range<usize>) -> &'a [u8] {
-    // SAFETY: only `Arena::push` makes ranges: inside the area, fully written, and never written again.
+    // SAFETY: only `Arena::push_with` makes ranges: inside the area, fully written, and never written again.
     #[allow(unsafe_code, reason = "memory mapping is this crate's charge")]
     unsafe {
         std::slice::from_raw_parts(area.as_ptr().add(range.start), range.len())

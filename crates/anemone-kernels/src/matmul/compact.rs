@@ -82,14 +82,19 @@ impl Compact {
             }
         }
         counts.sort_unstable_by_key(|(count, high)| (std::cmp::Reverse(*count), *high));
-        let (chosen, rest) = counts.split_at(16);
-        let outside: u32 = rest.iter().map(|c| c.0).sum();
-        let seen = rows.div_ceil(step) * cols;
-        // Each patch costs as much as some hundred weights.
-        (outside as usize <= seen / 1000).then(|| {
-            let table = std::array::from_fn(|i| chosen[i].1);
-            CompactPlan { tensor, table, rows, cols }
-        })
+        let table: [u8; 16] = std::array::from_fn(|i| counts[i].1);
+        // Each patch costs as much as some hundred weights. Every row is counted: the sample may have missed the odd ones.
+        let mut left = rows * cols / 1000;
+        let mut is_coded = [false; 256];
+        for high in table {
+            is_coded[usize::from(high)] = true;
+        }
+        for r in 0..rows {
+            read_row(tensor, r, &mut row);
+            let outside = row.iter().filter(|word| !is_coded[usize::from(**word >> 8)]).count();
+            left = left.checked_sub(outside)?;
+        }
+        Some(CompactPlan { tensor, table, rows, cols })
     }
 
     /// Whether one of `count` rows from `row` has patches.

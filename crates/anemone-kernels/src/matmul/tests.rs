@@ -234,4 +234,8 @@ fn what_does_not_fit_is_not_made_compact() {
     // Exponents all over the place.
     let wide: Vec<f32> = (0..4096).map(|i| 2f32.powi(i % 60 - 30)).collect();
     assert!(!plan(4, 1024, &wide));
+    // One row in two hundred, which the sample does not look at.
+    let mut hidden = values(200 * 64, 1);
+    hidden[64..128].copy_from_slice(&wide[..64]);
+    assert!(!plan(200, 64, &hidden));
 }
