@@ -114,7 +114,7 @@ def killed(anemone: str, work: Path, preset: str, times: int, seconds: float) ->
     return loads
 
 
-def beside_coremltools(anemone: str, work: Path, preset: str, rounds: int) -> dict:
+def beside_coremltools(anemone: str, work: Path, preset: str, rounds: int, passes: str) -> dict:
     """The same weights as packages by anemone and as one ML program by coremltools."""
     source, bundle, package = checkpoint(work, preset), work / "bundle", work / "peer.mlpackage"
     ours, peer = [], []
@@ -124,7 +124,7 @@ def beside_coremltools(anemone: str, work: Path, preset: str, rounds: int) -> di
         os.sync()
         ours.append(measured([anemone, "--quiet", "convert", "--model", str(source), "--out", str(bundle), *PASSES]))
         os.sync()
-        peer.append(measured([sys.executable, str(HERE / "coremltools_arm.py"), str(source), str(package)]))
+        peer.append(measured([sys.executable, str(HERE / "coremltools_arm.py"), str(source), str(package), passes]))
     peer_bytes = size(package)
     shutil.rmtree(package)
     return {
@@ -142,6 +142,7 @@ def main() -> None:
     parser.add_argument("--presets", default="lfm2-350m,lfm3-1.7b")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-coremltools", action="store_true")
+    parser.add_argument("--passes", choices=["default", "empty"], default="default", help="of coremltools")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     presets = args.presets.split(",")
@@ -156,7 +157,7 @@ def main() -> None:
     print(f"\nTwo runs of each are byte-identical. Killed at ten random moments, {loads} left something that loads.")
     if args.no_coremltools:
         return
-    row = beside_coremltools(args.anemone, args.work, presets[0], min(args.rounds, 3))
+    row = beside_coremltools(args.anemone, args.work, presets[0], min(args.rounds, 3), args.passes)
     print(f"\n| {presets[0]} | anemone | coremltools 9.0 | ratio |\n|---|---|---|---|")
     for key, unit, digits in (("cpu", "CPU, s", 2), ("rss", "peak RSS, MiB", 0), ("wall", "wall, s", 2)):
         a, b = row[key]

@@ -1,7 +1,7 @@
 """Writes a checkpoint's matrices as one ML program with coremltools: the least a converter built on it does.
 
-Each matrix is the weight of a 1x1 convolution; there is no attention, one function and no pass over the graph beyond what
-saving needs, so the time is that of carrying the weights.
+Each matrix is the weight of a 1x1 convolution; there is no attention and one function, so the time is that of carrying the
+weights. With `empty` as third argument the passes `ct.convert` runs by default are left out.
 """
 
 import sys
@@ -38,12 +38,14 @@ def main() -> None:
     scope = {"program": program, "widths": widths}
     exec(f"def main({', '.join(names)}):\n    return program(dict(zip(widths, [{', '.join(names)}])))", scope)
     built = mb.program(input_specs=specs, opset_version=ct.target.iOS18)(scope["main"])
+    passes = {"pass_pipeline": ct.PassPipeline.EMPTY} if sys.argv[3:] == ["empty"] else {}
     model = ct.convert(
         built,
         convert_to="mlprogram",
         compute_precision=ct.precision.FLOAT16,
         minimum_deployment_target=ct.target.iOS18,
         skip_model_load=True,
+        **passes,
     )
     model.save(out)
 

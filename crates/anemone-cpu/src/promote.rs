@@ -8,8 +8,8 @@ use crate::model::Model;
 use crate::{Error, Layout};
 
 /// Passes of one token after which moving starts. It costs as much time as decoding some 30 tokens, and on virtual machines
-/// where fresh memory is slow twice that; it gives a quarter to a half: a run that has come this far is likely to go on
-/// long enough.
+/// where fresh memory is slow twice that (`bench` shows it): a run that has come this far is likely to go on long enough for
+/// the faster reading to pay.
 const START: usize = 256;
 /// Passes over which the moving is spread, so that no token waits long.
 const SPREAD: usize = 64;
@@ -44,7 +44,7 @@ impl Model {
     /// Moves all that is left to large pages, if the layout and the machine allow it; whether the weights are there now.
     pub(crate) fn settle(&self, compact: bool) -> bool {
         // A refusal leaves the model as it is.
-        let _ = self.advance(usize::MAX, compact);
+        let _ = self.advance(1, compact);
         self.is_packed()
     }
 
@@ -57,13 +57,13 @@ impl Model {
     pub(crate) fn count_pass(&self, compact: bool) {
         let passes = self.promotion.passes.fetch_add(1, Ordering::Relaxed);
         if passes >= START {
-            let _ = self.advance(self.matrix_bytes() / SPREAD + 1, compact);
+            let _ = self.advance(SPREAD, compact);
         }
     }
 
     /// Moves every matrix at once.
     pub(crate) fn pack(&self, compact: bool) -> Result<(), Error> {
-        self.advance(usize::MAX, compact)
+        self.advance(1, compact)
     }
 
     fn matrix_bytes(&self) -> usize {
@@ -79,8 +79,8 @@ impl Model {
             && crate::engine::available_mib().is_some_and(|free| (bytes >> 20) as u64 + MARGIN_MIB < free)
     }
 
-    /// Moves the next matrices, in the order a pass reads them, until `budget` stored bytes are done.
-    fn advance(&self, budget: usize, compact: bool) -> Result<(), Error> {
+    /// Moves the next matrices, in the order a pass reads them: one of `shares` equal shares of the bytes, or what is left.
+    fn advance(&self, shares: usize, compact: bool) -> Result<(), Error> {
         // Another engine over the model is at it.
         let Ok(mut work) = self.promotion.work.try_lock() else { return Ok(()) };
         if matches!(*work, Work::Over) {
@@ -98,7 +98,7 @@ impl Model {
             *work = Work::Moving { arena: arena.map_err(Error::Pack)?, next: 0 };
         }
         let Work::Moving { arena, next } = &mut *work else { return Ok(()) };
-        let mut done = 0;
+        let (mut done, budget) = (0, self.matrix_bytes().div_ceil(shares));
         while done < budget
             && let Some(matrix) = matrices.get(*next)
         {

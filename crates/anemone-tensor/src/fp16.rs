@@ -57,7 +57,7 @@ pub fn append_fp16(bytes: &[u8], dtype: DType, scale: f32, out: &mut Vec<u8>) ->
             for v in wide.iter_mut() {
                 *v *= scale;
             }
-            round(wide, narrow);
+            narrow.convert_from_f32_slice(wide);
         }
         // Branch-free over the block, which is nearly always fine.
         if narrow.iter().fold(false, |bad, v| bad | (v.to_bits() & 0x7c00 == 0x7c00)) {
@@ -67,17 +67,6 @@ pub fn append_fp16(bytes: &[u8], dtype: DType, scale: f32, out: &mut Vec<u8>) ->
         out.extend_from_slice(bytemuck::cast_slice(narrow));
     }
     Ok(())
-}
-
-/// Rounds to fp16; the same bits on every machine.
-fn round(wide: &[f32], narrow: &mut [f16]) {
-    #[cfg(target_arch = "x86_64")]
-    if has_f16c() {
-        // SAFETY: the machine has both features.
-        #[allow(unsafe_code, reason = "a function compiled for newer instructions")]
-        return unsafe { round_f16c(wide, narrow) };
-    }
-    narrow.convert_from_f32_slice(wide);
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -116,23 +105,6 @@ fn bf16_to_fp16(bytes: &[u8], scale: f32, out: &mut [u8]) -> bool {
         *target = half.to_le_bytes();
     }
     fine
-}
-
-/// [`round`] eight at a time: `half` calls a function for each eight, which costs three times this.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,f16c")]
-fn round_f16c(wide: &[f32], narrow: &mut [f16]) {
-    use std::arch::x86_64::{_MM_FROUND_TO_NEAREST_INT, _mm_storeu_si128, _mm256_cvtps_ph, _mm256_loadu_ps};
-    let whole = wide.len().min(narrow.len()) / 8 * 8;
-    for (wide, narrow) in wide[..whole].chunks_exact(8).zip(narrow[..whole].chunks_exact_mut(8)) {
-        // SAFETY: both are eight elements long; no alignment is asked for.
-        #[allow(unsafe_code, reason = "vector loads and stores")]
-        unsafe {
-            let halves = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm256_loadu_ps(wide.as_ptr()));
-            _mm_storeu_si128(narrow.as_mut_ptr().cast(), halves);
-        }
-    }
-    narrow[whole..].convert_from_f32_slice(&wide[whole..]);
 }
 
 #[cfg(test)]
