@@ -1,7 +1,8 @@
 //! bf16 weights in 12 bits without loss: the high bytes of a matrix, sign and upper exponent, are nearly always among sixteen.
 //!
-//! A group of 64 weights is 64 low bytes and 32 bytes of codes; byte `j` of these holds the code of weight `j` in its low half and
-//! of weight `32 + j` in its high half. High bytes without a code are patched in from a list.
+//! A group of 64 weights is 64 low bytes and 32 bytes of codes, in the order that interleaving low and high bytes within 16 bytes
+//! makes straight again: weights 0–7, 32–39, 8–15, 40–47, … Byte `j` of the codes holds that of the `j`-th in its low half and of the
+//! `32 + j`-th in its high half. High bytes without a code are patched in from a list.
 
 #![allow(
     clippy::large_stack_arrays,
@@ -49,6 +50,12 @@ struct Patch {
     high: u8,
 }
 
+impl Patch {
+    fn apply(self, word: &mut u16) {
+        *word = *word & 0xff | u16::from(self.high) << 8;
+    }
+}
+
 /// How a matrix will be encoded; making one decides that it is worth it.
 #[derive(Debug)]
 pub struct CompactPlan<'a> {
@@ -83,7 +90,7 @@ impl Compact {
         }
         counts.sort_unstable_by_key(|(count, high)| (std::cmp::Reverse(*count), *high));
         let table: [u8; 16] = std::array::from_fn(|i| counts[i].1);
-        // Each patch costs as much as some hundred weights. Every row is counted: the sample may have missed the odd ones.
+        // Each patch costs as much as some dozen weights. Every row is counted: the sample may have missed the odd ones.
         let mut left = rows * cols / 1000;
         let mut is_coded = [false; 256];
         for high in table {
@@ -95,11 +102,6 @@ impl Compact {
             left = left.checked_sub(outside)?;
         }
         Some(CompactPlan { tensor, table, rows, cols })
-    }
-
-    /// Whether one of `count` rows from `row` has patches.
-    fn is_patched(&self, row: usize, count: usize) -> bool {
-        self.starts[row] != self.starts[row + count]
     }
 
     pub(super) fn is_lossless(&self) -> bool {
@@ -166,9 +168,9 @@ impl CompactPlan<'_> {
             for (g, (words, out)) in
                 row.chunks_exact(GROUP).zip(out.chunks_exact_mut(GROUP_BYTES)).enumerate()
             {
-                let mut code = [0; GROUP];
+                let (mut lows, mut code) = ([0; GROUP], [0; GROUP]);
                 let mut unknown = 0;
-                for ((low, code), word) in out.iter_mut().zip(&mut code).zip(words) {
+                for ((low, code), word) in lows.iter_mut().zip(&mut code).zip(words) {
                     *low = *word as u8;
                     *code = codes[usize::from(word >> 8)];
                     unknown |= *code;
@@ -179,6 +181,8 @@ impl CompactPlan<'_> {
                         *code = 0;
                     }
                 }
+                out[..GROUP].copy_from_slice(&stored_order(&lows));
+                let code = stored_order(&code);
                 let (low, high) = code.split_at(GROUP / 2);
                 for ((out, low), high) in out[GROUP..].iter_mut().zip(low).zip(high) {
                     *out = low | high << 4;
@@ -188,6 +192,19 @@ impl CompactPlan<'_> {
         }
         (counts, patches)
     }
+}
+
+/// Position of a weight of a group among its stored bytes.
+const fn position(weight: usize) -> usize {
+    weight % 32 / 8 * 16 + weight / 32 * 8 + weight % 8
+}
+
+fn stored_order(bytes: &[u8; GROUP]) -> [u8; GROUP] {
+    let mut stored = [0; GROUP];
+    for (i, bytes) in bytes.chunks_exact(8).enumerate() {
+        stored[position(i * 8)..][..8].copy_from_slice(bytes);
+    }
+    stored
 }
 
 fn row_bytes(cols: usize) -> usize {
@@ -222,24 +239,13 @@ pub(super) fn run(level: Level, rows: &Rows<'_>, compact: &Compact, x: Input<'_>
     #[cfg(target_arch = "x86_64")]
     if let (1, Level::Avx512Bf16, Input::Bf16(token)) = (rows.tokens, level, x) {
         // A single token reads each weight once: nothing is written back between memory and product.
-        let (mut r, end) = (rows.out_start, rows.out_start + rows.count);
-        while r < end {
-            let count = if r + STREAMS <= end && !compact.is_patched(r, STREAMS) { STREAMS } else { 1 };
-            if compact.is_patched(r, count) {
-                expanded(level, &Rows { count, out_start: r, ..*rows }, compact, x);
-            } else {
-                let data = &compact.bytes[r * row_bytes(compact.cols)..(r + count) * row_bytes(compact.cols)];
-                // SAFETY: the level is there, the input has a value for each of a row's weights, and the rows are this task's.
-                unsafe {
-                    let out = rows.out.slice(r, count);
-                    if count == STREAMS {
-                        avx512::dot::<STREAMS>(data, &compact.table, token, out);
-                    } else {
-                        avx512::dot::<1>(data, &compact.table, token, out);
-                    }
-                }
-            }
-            r += count;
+        let (end, row_bytes) = (rows.out_start + rows.count, row_bytes(compact.cols));
+        for r in (rows.out_start..end).step_by(STREAMS) {
+            let count = STREAMS.min(end - r);
+            let data = &compact.bytes[r * row_bytes..(r + count) * row_bytes];
+            let patches = (&compact.patches[..], &compact.starts[r..=r + count]);
+            // SAFETY: the level is there, the input has a value for each of a row's weights, and the rows are this task's.
+            unsafe { avx512::dot(data, &compact.table, patches, token, rows.out.slice(r, count)) };
         }
         return;
     }
@@ -263,8 +269,7 @@ fn expanded(level: Level, rows: &Rows<'_>, compact: &Compact, x: Input<'_>) {
         for r in 0..count {
             let (from, to) = (compact.starts[start + r] as usize, compact.starts[start + r + 1] as usize);
             for patch in &compact.patches[from..to] {
-                let word = &mut words[r * cols + patch.col as usize];
-                *word = *word & 0xff | u16::from(patch.high) << 8;
+                patch.apply(&mut words[r * cols + patch.col as usize]);
             }
         }
         // SAFETY: words are plain bytes.
@@ -286,9 +291,10 @@ fn expand(level: Level, data: &[u8], table: &[u8; 16], out: &mut [MaybeUninit<u1
     let _ = level;
     for (data, out) in data.chunks_exact(GROUP_BYTES).zip(out.chunks_exact_mut(GROUP)) {
         let (low, codes) = data.split_at(GROUP);
-        for (j, (out, low)) in out.iter_mut().zip(low).enumerate() {
+        for (weight, out) in out.iter_mut().enumerate() {
+            let j = position(weight);
             let code = codes[j % 32] >> (j / 32 * 4) & 0xf;
-            out.write(u16::from(*low) | u16::from(table[usize::from(code)]) << 8);
+            out.write(u16::from(low[j]) | u16::from(table[usize::from(code)]) << 8);
         }
     }
 }
