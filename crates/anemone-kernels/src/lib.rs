@@ -11,10 +11,13 @@
     reason = "vector code must be compiled inside the function that enables its instructions"
 )]
 
+mod activation;
 mod attention;
 mod conv;
 mod convert;
 mod elementwise;
+mod encoder_attention;
+mod layer_norm;
 mod level;
 mod matmul;
 mod norm;
@@ -22,10 +25,13 @@ mod pool;
 mod rope;
 mod simd;
 
+pub use activation::{Activation, activate, activate_gated};
 pub use attention::{AttentionShape, BLOCK, Cache, CacheElement, attention, scratch_len, write_cache};
 pub use conv::{gate_conv, short_conv};
 pub use convert::{Output, round_to_bf16, widen_row};
 pub use elementwise::{add_assign, gate_heads, silu_mul};
+pub use encoder_attention::{EncoderAttentionShape, Sequence, encoder_attention, encoder_scratch_len};
+pub use layer_norm::layer_norm;
 pub use level::Level;
 pub use matmul::{Compact, CompactPlan, Input, MatrixView, Product, matmul};
 pub use norm::{rms_norm, rms_norm_in_place};
