@@ -186,7 +186,7 @@ pub fn open_weights(path: &Path) -> Result<Arc<dyn Weights>, Error> {
 }
 
 /// The directory a path means, and the one weight file it insists on.
-fn locate(path: &Path) -> Result<(PathBuf, Option<String>), Error> {
+pub(crate) fn locate(path: &Path) -> Result<(PathBuf, Option<String>), Error> {
     let meta = match fs::metadata(path) {
         Ok(meta) => meta,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
@@ -228,7 +228,7 @@ fn missing_config(source: &Source) -> Error {
 }
 
 /// `org/name` for `…/models--org--name/snapshots/commit`, else the directory's own name.
-fn name_of(dir: &Path) -> String {
+pub(crate) fn name_of(dir: &Path) -> String {
     let dir = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
     let part = |path: &Path| path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
     let snapshots = dir.parent().filter(|p| part(p) == "snapshots").and_then(Path::parent);

@@ -8,6 +8,7 @@
 //! tensor or key, where it applies the byte offset, and what to do about it.
 
 mod checkpoint;
+mod decision;
 mod error;
 mod generation;
 #[cfg(feature = "hub")]
@@ -22,6 +23,7 @@ mod tokenizer;
 mod weights;
 
 pub use checkpoint::{Checkpoint, FileInfo, open_weights};
+pub use decision::DecisionCheckpoint;
 pub use error::Error;
 pub use generation::GenerationConfig;
 pub use safetensors_file::{SafetensorsFile, StoredTensor, parse_safetensors};

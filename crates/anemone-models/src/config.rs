@@ -2,10 +2,11 @@ use serde_json::{Map, Value};
 
 use crate::Error;
 
-/// Typed reading of `config.json`: every failure names its key.
+/// Typed reading of a configuration file: every failure names the file and the key.
 #[derive(Debug, Clone)]
 pub struct Config<'a> {
     map: &'a Map<String, Value>,
+    file: &'static str,
     /// Dotted path of `map` inside the file, empty at the top.
     path: String,
 }
@@ -16,12 +17,17 @@ impl<'a> Config<'a> {
 
     /// Reads from the top of a parsed `config.json`.
     pub fn new(map: &'a Map<String, Value>) -> Self {
-        Self { map, path: String::new() }
+        Self::of(map, "config.json")
+    }
+
+    /// Reads from the top of a parsed file of that name.
+    pub fn of(map: &'a Map<String, Value>, file: &'static str) -> Self {
+        Self { map, file, path: String::new() }
     }
 
     /// An error about `key`.
     pub fn error(&self, key: &str, problem: impl Into<String>) -> Error {
-        Error::Config { key: format!("{}{key}", self.path), problem: problem.into() }
+        Error::Config { file: self.file, key: format!("{}{key}", self.path), problem: problem.into() }
     }
 
     /// The value of a key that is present and not null.
@@ -39,7 +45,17 @@ impl<'a> Config<'a> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let map =
             value.as_object().ok_or_else(|| self.error(key, format!("is {value}, expected an object")))?;
-        Ok(Some(Self { map, path: format!("{}{key}.", self.path) }))
+        Ok(Some(Self { map, file: self.file, path: format!("{}{key}.", self.path) }))
+    }
+
+    /// Number of keys.
+    pub fn len(&self) -> usize {
+        self.map.len()
+    }
+
+    /// Whether there are no keys.
+    pub fn is_empty(&self) -> bool {
+        self.map.is_empty()
     }
 
     /// A count from 1 to 2^24.

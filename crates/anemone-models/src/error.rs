@@ -4,9 +4,11 @@ use anemone_tensor::{Shape, TensorError};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A key of `config.json` is absent, of the wrong type or out of range.
-    #[error("config.json: `{key}` {problem}")]
+    /// A key of a configuration file is absent, of the wrong type or out of range.
+    #[error("{file}: `{key}` {problem}")]
     Config {
+        /// The file, as named in the snapshot.
+        file: &'static str,
         /// The key, with its path.
         key: String,
         /// What is wrong and what is allowed.

@@ -62,9 +62,31 @@ impl WeightRef {
 ///
 /// Reads no weight data, except to compare a stored but tied head with the embedding.
 pub fn check(stack: &Stack, weights: &dyn Weights, prefix: &str) -> Result<(), Error> {
+    let mut extra = Vec::new();
+    for name in unused(&stack.weights(), weights)? {
+        if name.ends_with("rotary_emb.inv_freq") {
+            continue;
+        }
+        if name.ends_with("lm_head.weight") && stack.is_tied() {
+            let (head, embedding) = (weights.tensor(&name)?, weights.tensor(&stack.embedding.name)?);
+            if head.shape() != embedding.shape() || head.bytes()[..] != embedding.bytes()[..] {
+                return Err(Error::TiedHead(name));
+            }
+            continue;
+        }
+        // Towers of other modalities lie outside a prefixed text model.
+        if prefix.is_empty() || prefix == "model." || name.starts_with(prefix) {
+            extra.push(name);
+        }
+    }
+    if extra.is_empty() { Ok(()) } else { Err(Error::Extra(extra)) }
+}
+
+/// Checks that the checkpoint holds the weights with their shapes, and gives the names of what else it holds.
+pub(crate) fn unused(asked: &[&WeightRef], weights: &dyn Weights) -> Result<Vec<String>, Error> {
     let mut missing = Vec::new();
     let mut used = BTreeSet::new();
-    for weight in stack.weights() {
+    for weight in asked {
         used.insert(weight.name.as_str());
         let Some(entry) = weights.entry(&weight.name) else {
             // Present, but in a type that is not carried.
@@ -89,22 +111,5 @@ pub fn check(stack: &Stack, weights: &dyn Weights, prefix: &str) -> Result<(), E
     if !missing.is_empty() {
         return Err(Error::Missing(missing));
     }
-    let mut extra = Vec::new();
-    for name in weights.names() {
-        if used.contains(name.as_str()) || name.ends_with("rotary_emb.inv_freq") {
-            continue;
-        }
-        if name.ends_with("lm_head.weight") && stack.is_tied() {
-            let (head, embedding) = (weights.tensor(&name)?, weights.tensor(&stack.embedding.name)?);
-            if head.shape() != embedding.shape() || head.bytes()[..] != embedding.bytes()[..] {
-                return Err(Error::TiedHead(name));
-            }
-            continue;
-        }
-        // Towers of other modalities lie outside a prefixed text model.
-        if prefix.is_empty() || prefix == "model." || name.starts_with(prefix) {
-            extra.push(name);
-        }
-    }
-    if extra.is_empty() { Ok(()) } else { Err(Error::Extra(extra)) }
+    Ok(weights.names().into_iter().filter(|name| !used.contains(name.as_str())).collect())
 }
