@@ -82,4 +82,20 @@ pub enum Error {
         /// Position of the token.
         position: usize,
     },
+    /// A row of a decision model cannot be run.
+    #[error("row {row}: {problem}")]
+    Row {
+        /// Its place in the call.
+        row: usize,
+        /// What is wrong and what is allowed.
+        problem: String,
+    },
+    /// A decision model's outputs are not finite.
+    #[error(
+        "row {row}: the outputs are not finite; the weights are damaged or the activations overflow: check the file, or use the exact mode (--exact)"
+    )]
+    NonFiniteScores {
+        /// Its place in the call.
+        row: usize,
+    },
 }

@@ -4,11 +4,14 @@
 //! bf16 products with f32 sums where the machine has them (f32 elsewhere) and an f16 cache. In both, a token's result has the
 //! same bits however the sequence was split into calls, which is what makes speculation and prefix reuse exact.
 //!
+//! [`LayaEngine`] runs decision models: rows of tokens to one score for each option.
+//!
 //! The crate knows no text, no model by name and no files.
 
 mod engine;
 mod error;
 mod forward;
+mod laya;
 mod layer;
 mod matrix;
 mod model;
@@ -20,6 +23,7 @@ mod state;
 
 pub use engine::{Engine, LogitsOf};
 pub use error::Error;
+pub use laya::{LayaEngine, LayaModel, Options as LayaOptions, Row, Scores};
 pub use model::Model;
 pub use options::{Arithmetic, Layout, Options};
 pub use state::Snapshot;

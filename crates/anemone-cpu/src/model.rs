@@ -106,15 +106,15 @@ pub(crate) struct MoeWeights {
     pub(crate) scale: f32,
 }
 
-struct Loader<'a> {
+pub(crate) struct Loader<'a> {
     weights: &'a dyn Weights,
-    ropes: Vec<RopeTable>,
+    pub(crate) ropes: Vec<RopeTable>,
 }
 
 impl Model {
     /// Resolves the weights of a checked stack. Small tensors are widened; matrices stay as stored.
     pub fn load(stack: Stack, weights: &dyn Weights, layout: Layout) -> Result<Self, Error> {
-        let mut loader = Loader { weights, ropes: Vec::new() };
+        let mut loader = Loader::new(weights);
         let tied = stack.is_tied();
         let head = Matrix::new(if tied { &stack.embedding } else { &stack.head }.load(weights)?);
         let embedding = if tied { None } else { Some(stack.embedding.load(weights)?) };
@@ -204,7 +204,11 @@ impl Model {
     }
 }
 
-impl Loader<'_> {
+impl<'a> Loader<'a> {
+    pub(crate) fn new(weights: &'a dyn Weights) -> Self {
+        Self { weights, ropes: Vec::new() }
+    }
+
     fn block(&mut self, block: &anemone_models::Block) -> Result<Block, Error> {
         Ok(Block {
             path: block.path.clone(),
@@ -257,7 +261,7 @@ impl Loader<'_> {
         })
     }
 
-    fn rope(&mut self, rope: Rope) -> usize {
+    pub(crate) fn rope(&mut self, rope: Rope) -> usize {
         if let Some(i) = self.ropes.iter().position(|t| t.rope == rope) {
             return i;
         }
@@ -274,7 +278,7 @@ impl Loader<'_> {
         })
     }
 
-    fn linear(&self, linear: &Linear) -> Result<LinearWeight, Error> {
+    pub(crate) fn linear(&self, linear: &Linear) -> Result<LinearWeight, Error> {
         Ok(LinearWeight {
             name: linear.weight.name.clone(),
             weight: Matrix::new(linear.weight.load(self.weights)?),
@@ -286,7 +290,7 @@ impl Loader<'_> {
         Ok(NormWeight { weight: self.values(&norm.weight)?, eps: norm.eps })
     }
 
-    fn values(&self, weight: &WeightRef) -> Result<Vec<f32>, Error> {
+    pub(crate) fn values(&self, weight: &WeightRef) -> Result<Vec<f32>, Error> {
         let tensor = weight.load(self.weights)?;
         if let Some(index) = scan_non_finite(&tensor) {
             return Err(Error::NonFiniteWeight { name: weight.name.clone(), index });

@@ -36,7 +36,7 @@ pub use level::Level;
 pub use matmul::{Compact, CompactPlan, Input, MatrixView, Product, matmul};
 pub use norm::{rms_norm, rms_norm_in_place};
 pub use pool::Pool;
-pub use rope::{apply_rope, rope_table};
+pub use rope::{apply_rope, apply_rope_leading, rope_table};
 
 /// Where and how kernels run: a thread pool and an instruction set.
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! ModernBERT encoders, in the spellings transformers 4 and 5 write.
+//! `ModernBERT` encoders, in the spellings transformers 4 and 5 write.
 
 use anemone_tensor::Shape;
 
@@ -147,38 +147,40 @@ mod tests {
 
     use super::*;
 
-    fn read(extra: Value) -> Result<Encoder, Error> {
+    fn read(extra: &Value) -> Result<Encoder, Error> {
         let mut value = json!({"hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": 4,
             "vocab_size": 300, "num_attention_heads": 4});
         value.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
         encoder(&Config::of(value.as_object().unwrap(), "encoder/config.json"), "encoder.")
     }
 
-    fn thetas(extra: Value) -> (f32, f32) {
+    fn thetas(extra: &Value) -> (f32, f32) {
         let encoder = read(extra).unwrap();
         let theta = |i: usize| encoder.layers[i].attention.rope.unwrap().theta;
         (theta(0), theta(1))
     }
 
+    fn radii(extra: &Value) -> Vec<Option<usize>> {
+        read(extra).unwrap().layers.iter().map(|l| l.attention.radius).collect()
+    }
+
     #[test]
     fn both_spellings_of_rotation_and_layers() {
-        assert_eq!(thetas(json!({})), (160_000.0, 10_000.0));
-        assert_eq!(thetas(json!({"global_rope_theta": 5.0, "local_rope_theta": 6.0})), (5.0, 6.0));
-        assert_eq!(thetas(json!({"local_rope_theta": null})), (160_000.0, 160_000.0));
-        assert_eq!(thetas(json!({"rope_parameters": {"rope_theta": 7.0}})), (7.0, 7.0));
+        assert_eq!(thetas(&json!({})), (160_000.0, 10_000.0));
+        assert_eq!(thetas(&json!({"global_rope_theta": 5.0, "local_rope_theta": 6.0})), (5.0, 6.0));
+        assert_eq!(thetas(&json!({"local_rope_theta": null})), (160_000.0, 160_000.0));
+        assert_eq!(thetas(&json!({"rope_parameters": {"rope_theta": 7.0}})), (7.0, 7.0));
         let nested = json!({"rope_parameters": {"full_attention": {"rope_theta": 8.0},
             "sliding_attention": {"rope_theta": 9.0, "rope_type": "default"}}, "global_rope_theta": 1.0});
-        assert_eq!(thetas(nested), (8.0, 9.0));
-        let radii =
-            |extra| read(extra).unwrap().layers.iter().map(|l| l.attention.radius).collect::<Vec<_>>();
-        assert_eq!(radii(json!({})), [None, Some(64), Some(64), None]);
+        assert_eq!(thetas(&nested), (8.0, 9.0));
+        assert_eq!(radii(&json!({})), [None, Some(64), Some(64), None]);
         assert_eq!(
-            radii(json!({"global_attn_every_n_layers": 2, "local_attention": 9})),
+            radii(&json!({"global_attn_every_n_layers": 2, "local_attention": 9})),
             [None, Some(4), None, Some(4)]
         );
         let types = json!({"layer_types": ["sliding_attention", "full_attention", "full_attention",
             "sliding_attention"]});
-        assert_eq!(radii(types), [Some(64), None, None, Some(64)]);
+        assert_eq!(radii(&types), [Some(64), None, None, Some(64)]);
     }
 
     #[test]
@@ -196,7 +198,7 @@ mod tests {
             (json!({"rope_parameters": {}}), "`rope_parameters.rope_theta` is missing"),
             (json!({"vocab_size": 0}), "`vocab_size` is 0"),
         ] {
-            let error = read(extra).unwrap_err().to_string();
+            let error = read(&extra).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
     }

@@ -1,0 +1,313 @@
+//! A pass over a group of rows, one after the other without padding.
+
+use anemone_kernels::{
+    Activation, Context, Input, Output, Sequence, activate, activate_gated, add_assign, apply_rope_leading,
+    encoder_attention, encoder_scratch_len, layer_norm, matmul, rope_table, widen_row,
+};
+use anemone_models::MlpActivation;
+
+use super::weights::{LayaModel, LayerWeights, NormWeights};
+use super::{Parallel, Row, Scores, Tap};
+use crate::layer::product;
+use crate::scratch::{Activations, sized};
+
+/// Buffers of a pass, grown to the largest one seen.
+#[derive(Debug)]
+pub(super) struct Forward {
+    /// Residual stream `[tokens, hidden]`.
+    x: Vec<f32>,
+    /// Output of a part `[tokens, hidden]`.
+    y: Vec<f32>,
+    /// Input of the next product.
+    act: Activations,
+    qkv: Vec<f32>,
+    attended: Vec<f32>,
+    up: Vec<f32>,
+    scratch: Vec<f32>,
+    /// Tables of each rotation for positions in order, as far as they were needed.
+    tables: Vec<(Vec<f32>, Vec<f32>)>,
+    /// Those tables gathered for the tokens of the pass.
+    turned: Vec<(Vec<f32>, Vec<f32>)>,
+}
+
+/// Pairs of a row's tokens that may see each other, where the kernel cannot work them out.
+#[derive(Debug)]
+struct Pairs {
+    /// Within the radius of sliding layers, one entry for each radius in use.
+    sliding: Vec<(usize, Vec<bool>)>,
+    full: Vec<bool>,
+}
+
+impl Forward {
+    pub(super) fn new(reduced: bool) -> Self {
+        Self {
+            x: Vec::new(),
+            y: Vec::new(),
+            act: Activations::new(reduced),
+            qkv: Vec::new(),
+            attended: Vec::new(),
+            up: Vec::new(),
+            scratch: Vec::new(),
+            tables: Vec::new(),
+            turned: Vec::new(),
+        }
+    }
+
+    pub(super) fn is_reduced(&self) -> bool {
+        self.act.reduced
+    }
+
+    /// Scores checked rows and appends them to `scores`.
+    pub(super) fn group(
+        &mut self,
+        context: &Context,
+        model: &LayaModel,
+        rows: &[Row<'_>],
+        mut tap: Option<Tap<'_>>,
+        scores: &mut Vec<Scores>,
+    ) {
+        let hidden = model.laya.encoder.hidden_size;
+        let tokens: usize = rows.iter().map(|row| row.ids.len()).sum();
+        let n = tokens * hidden;
+        let pairs: Vec<Option<Pairs>> =
+            rows.iter().map(|row| row.parallel.map(|p| Pairs::new(model, &p))).collect();
+        self.embed(context, model, rows, n);
+        self.rotations(model, rows);
+        let mut show = |stage: &str, x: &[f32]| {
+            if let Some(tap) = &mut tap {
+                tap(stage, x);
+            }
+        };
+        show("embeddings", &self.x[..n]);
+        for layer in &model.layers {
+            self.layer(context, layer, rows, &pairs, tokens);
+            show(&layer.path, &self.x[..n]);
+        }
+        self.norm_stream(context, &model.final_norm, n);
+        show("encoder.final_norm", &self.x[..n]);
+        let mut start = 0;
+        for row in rows {
+            let kind = &model.kinds[row.kind * hidden..(row.kind + 1) * hidden];
+            for x in self.x[start * hidden..(start + row.ids.len()) * hidden].chunks_exact_mut(hidden) {
+                x.iter_mut().zip(kind).for_each(|(x, k)| *x += k);
+            }
+            start += row.ids.len();
+        }
+        show("typed", &self.x[..n]);
+        for layer in &model.head {
+            self.layer(context, layer, rows, &[], tokens);
+            show(&layer.path, &self.x[..n]);
+        }
+        let first = scores.len();
+        self.options(context, model, rows, scores);
+        self.actions(context, model, rows, &mut scores[first..]);
+    }
+
+    fn embed(&mut self, context: &Context, model: &LayaModel, rows: &[Row<'_>], n: usize) {
+        let table = model.embedding.tensor();
+        let row_bytes = model.laya.encoder.hidden_size * table.dtype().size();
+        let y = sized(&mut self.y, n);
+        let ids = rows.iter().flat_map(|row| row.ids);
+        for (y, id) in y.chunks_exact_mut(model.laya.encoder.hidden_size).zip(ids) {
+            let at = *id as usize * row_bytes;
+            widen_row(table.dtype(), &table.bytes()[at..at + row_bytes], y);
+        }
+        let norm = &model.embedding_norm;
+        let x = Output::F32(sized(&mut self.x, n));
+        layer_norm(context, y, &norm.weight, norm.bias.as_deref(), norm.eps, x);
+    }
+
+    /// Replaces the stream by its norm.
+    fn norm_stream(&mut self, context: &Context, norm: &NormWeights, n: usize) {
+        let y = Output::F32(sized(&mut self.y, n));
+        layer_norm(context, &self.x[..n], &norm.weight, norm.bias.as_deref(), norm.eps, y);
+        std::mem::swap(&mut self.x, &mut self.y);
+    }
+
+    fn rotations(&mut self, model: &LayaModel, rows: &[Row<'_>]) {
+        self.tables.resize_with(model.ropes.len(), Default::default);
+        self.turned.resize_with(model.ropes.len(), Default::default);
+        let longest = rows.iter().map(|row| positions(row).max().unwrap_or(0) + 1).max().unwrap_or(0);
+        for ((rope, (cos, sin)), turned) in model.ropes.iter().zip(&mut self.tables).zip(&mut self.turned) {
+            let half = rope.frequencies.len();
+            if cos.len() < longest * half {
+                cos.resize(longest * half, 0.0);
+                sin.resize(longest * half, 0.0);
+                rope_table(0, &rope.frequencies, cos, sin);
+            }
+            turned.0.clear();
+            turned.1.clear();
+            for p in rows.iter().flat_map(positions) {
+                turned.0.extend_from_slice(&cos[p * half..(p + 1) * half]);
+                turned.1.extend_from_slice(&sin[p * half..(p + 1) * half]);
+            }
+        }
+    }
+
+    /// A layer of the encoder, or of the head when `pairs` is empty.
+    fn layer(
+        &mut self,
+        context: &Context,
+        layer: &LayerWeights,
+        rows: &[Row<'_>],
+        pairs: &[Option<Pairs>],
+        tokens: usize,
+    ) {
+        let width = layer.shape.heads * layer.shape.dim;
+        let n = tokens * width;
+        match &layer.attention_norm {
+            Some(norm) => norm_to(context, norm, &self.x[..n], &mut self.act),
+            None => self.act.set(&self.x[..n]),
+        }
+        let qkv = sized(&mut self.qkv, 3 * n);
+        matmul(context, self.act.input(n), tokens, &mut [product(&layer.qkv, qkv)]);
+        if let Some(rope) = layer.rope {
+            let (cos, sin) = &self.turned[rope];
+            apply_rope_leading(context, qkv, tokens, 2 * width, layer.shape.dim, cos, sin);
+        }
+        let mut start = 0;
+        let sequences: Vec<Sequence<'_>> = (rows.iter().enumerate())
+            .map(|(i, row)| {
+                let allowed = pairs.get(i).and_then(Option::as_ref).map(|p| p.of(layer.shape.radius));
+                start += row.ids.len();
+                Sequence { start: start - row.ids.len(), len: row.ids.len(), allowed }
+            })
+            .collect();
+        let longest = sequences.iter().map(|s| s.len).max().unwrap_or(0);
+        let scratch = sized(&mut self.scratch, encoder_scratch_len(context, layer.shape, longest));
+        let attended = sized(&mut self.attended, n);
+        encoder_attention(context, qkv, &sequences, layer.shape, attended, scratch);
+        self.act.set(attended);
+        let y = sized(&mut self.y, n);
+        matmul(context, self.act.input(n), tokens, &mut [product(&layer.out, y)]);
+        add_assign(context, &mut self.x[..n], y);
+
+        norm_to(context, &layer.mlp_norm, &self.x[..n], &mut self.act);
+        let (inner, gated) = (tokens * layer.width, layer.activation == MlpActivation::GeluGated);
+        let up = sized(&mut self.up, if gated { 2 * inner } else { inner });
+        matmul(context, self.act.input(n), tokens, &mut [product(&layer.up, up)]);
+        match layer.activation {
+            MlpActivation::GeluGated => {
+                activate_gated(context, Activation::Gelu, up, layer.width, self.act.output(inner));
+            }
+            MlpActivation::Relu => activate(context, Activation::Relu, up, self.act.output(inner)),
+        }
+        let y = sized(&mut self.y, n);
+        matmul(context, self.act.input(inner), tokens, &mut [product(&layer.down, y)]);
+        add_assign(context, &mut self.x[..n], y);
+    }
+
+    /// Scores the options at their markers, in f32 in either arithmetic.
+    fn options(&mut self, context: &Context, model: &LayaModel, rows: &[Row<'_>], scores: &mut Vec<Scores>) {
+        let hidden = model.laya.encoder.hidden_size;
+        let (mut start, mut markers) = (0, Vec::new());
+        for row in rows {
+            for marker in row.markers {
+                let at = (start + marker) * hidden;
+                markers.extend_from_slice(&self.x[at..at + hidden]);
+            }
+            start += row.ids.len();
+        }
+        let count = markers.len() / hidden;
+        let mut normed = vec![0.0; markers.len()];
+        let norm = &model.scorer_norm;
+        let out = Output::F32(&mut normed);
+        layer_norm(context, &markers, &norm.weight, norm.bias.as_deref(), norm.eps, out);
+        let inner = &mut markers;
+        matmul(context, Input::F32(&normed), count, &mut [product(&model.scorer_dense, inner)]);
+        activate(context, Activation::Gelu, inner, Output::F32(&mut normed));
+        let mut logits = vec![0.0; count];
+        matmul(context, Input::F32(&normed), count, &mut [product(&model.scorer_out, &mut logits)]);
+        let mut rest = &logits[..];
+        for row in rows {
+            let (own, others) = rest.split_at(row.markers.len());
+            rest = others;
+            scores.push(Scores { logits: own.to_vec(), action_logits: Vec::new() });
+        }
+    }
+
+    /// Scores the actions by each row's first token and its options' scores, in f32 in either arithmetic.
+    fn actions(&mut self, context: &Context, model: &LayaModel, rows: &[Row<'_>], scores: &mut [Scores]) {
+        let hidden = model.laya.encoder.hidden_size;
+        let (mut start, mut inputs) = (0, Vec::new());
+        for (row, scores) in rows.iter().zip(&*scores) {
+            inputs.extend_from_slice(&self.x[start * hidden..(start + 1) * hidden]);
+            inputs.extend(features(&scores.logits));
+            start += row.ids.len();
+        }
+        let count = rows.len();
+        let mut inner = vec![0.0; count * model.laya.action.dense.out_features()];
+        matmul(context, Input::F32(&inputs), count, &mut [product(&model.action_dense, &mut inner)]);
+        let mut activated = vec![0.0; inner.len()];
+        activate(context, Activation::Gelu, &inner, Output::F32(&mut activated));
+        let actions = model.laya.actions();
+        let mut logits = vec![0.0; count * actions];
+        matmul(context, Input::F32(&activated), count, &mut [product(&model.action_out, &mut logits)]);
+        for (scores, logits) in scores.iter_mut().zip(logits.chunks_exact(actions)) {
+            scores.action_logits = logits.to_vec();
+        }
+    }
+}
+
+fn norm_to(context: &Context, norm: &NormWeights, x: &[f32], act: &mut Activations) {
+    layer_norm(context, x, &norm.weight, norm.bias.as_deref(), norm.eps, act.output(x.len()));
+}
+
+/// Position of each token of a row.
+fn positions<'a>(row: &'a Row<'a>) -> impl Iterator<Item = usize> + 'a {
+    (0..row.ids.len()).map(|i| row.parallel.map_or(i, |p| p.positions[i] as usize))
+}
+
+/// What the action head sees of the options' scores: the largest probability, its lead, the entropy and the number of options.
+fn features(logits: &[f32]) -> [f32; 4] {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let terms: Vec<f32> = logits.iter().map(|v| (v - max).exp()).collect();
+    let sum: f32 = terms.iter().sum();
+    let (mut best, mut second, mut entropy) = (0.0f32, 0.0f32, 0.0f32);
+    for p in terms.iter().map(|t| t / sum) {
+        (best, second) = if p > best { (p, best) } else { (best, second.max(p)) };
+        entropy -= p * p.max(1e-9).ln();
+    }
+    let count = logits.len().max(2) as f32;
+    [best, best - second, entropy / count.ln(), count / 255.0]
+}
+
+impl Pairs {
+    fn new(model: &LayaModel, parallel: &Parallel<'_>) -> Self {
+        let len = parallel.options.len();
+        let together = |q: usize, k: usize| {
+            let (a, b) = (parallel.options[q], parallel.options[k]);
+            a == 0 || b == 0 || a == b
+        };
+        let pairs = |sees: &dyn Fn(usize, usize) -> bool| -> Vec<bool> {
+            (0..len * len).map(|i| together(i / len, i % len) && sees(i / len, i % len)).collect()
+        };
+        let mut radii: Vec<usize> = model.layers.iter().filter_map(|l| l.shape.radius).collect();
+        radii.sort_unstable();
+        radii.dedup();
+        let near =
+            |r: usize| pairs(&|q, k| parallel.positions[q].abs_diff(parallel.positions[k]) as usize <= r);
+        Self { sliding: radii.into_iter().map(|r| (r, near(r))).collect(), full: pairs(&|_, _| true) }
+    }
+
+    fn of(&self, radius: Option<usize>) -> &[bool] {
+        let sliding = radius.and_then(|radius| self.sliding.iter().find(|(r, _)| *r == radius));
+        sliding.map_or(&self.full, |(_, pairs)| pairs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn features_of_known_distributions() {
+        let [best, lead, entropy, count] = features(&[0.0, 0.0, 0.0, 0.0]);
+        assert!((best - 0.25).abs() < 1e-6 && lead == 0.0);
+        assert!((entropy - 1.0).abs() < 1e-6 && count == 4.0 / 255.0);
+        // A single option counts as two.
+        assert_eq!(features(&[3.0]), [1.0, 1.0, 0.0, 2.0 / 255.0]);
+        let [best, lead, _, _] = features(&[2f32.ln(), 0.0]);
+        assert!((best - 2.0 / 3.0).abs() < 1e-6 && (lead - 1.0 / 3.0).abs() < 1e-6);
+    }
+}

@@ -1,0 +1,104 @@
+use anemone_checkpoint::Weights;
+use anemone_kernels::EncoderAttentionShape;
+use anemone_models::{EncoderLayer, Laya, LayerNorm, MlpActivation, SelfAttention};
+
+use crate::Error;
+use crate::matrix::Matrix;
+use crate::model::{LinearWeight, Loader, RopeTable};
+
+/// A decision model with its weights resolved, ready to run; immutable and shared by engines.
+#[derive(Debug)]
+pub struct LayaModel {
+    pub(crate) laya: Laya,
+    pub(super) embedding: Matrix,
+    pub(super) embedding_norm: NormWeights,
+    pub(super) layers: Vec<LayerWeights>,
+    pub(super) final_norm: NormWeights,
+    /// `[kinds, hidden]`.
+    pub(super) kinds: Vec<f32>,
+    pub(super) head: Vec<LayerWeights>,
+    pub(super) scorer_norm: NormWeights,
+    pub(super) scorer_dense: LinearWeight,
+    pub(super) scorer_out: LinearWeight,
+    pub(super) action_dense: LinearWeight,
+    pub(super) action_out: LinearWeight,
+    /// Distinct rotations, each layer refers to one.
+    pub(super) ropes: Vec<RopeTable>,
+}
+
+#[derive(Debug)]
+pub(super) struct NormWeights {
+    pub(super) weight: Vec<f32>,
+    pub(super) bias: Option<Vec<f32>>,
+    pub(super) eps: f32,
+}
+
+#[derive(Debug)]
+pub(super) struct LayerWeights {
+    pub(super) path: String,
+    pub(super) attention_norm: Option<NormWeights>,
+    pub(super) shape: EncoderAttentionShape,
+    pub(super) rope: Option<usize>,
+    pub(super) qkv: LinearWeight,
+    pub(super) out: LinearWeight,
+    pub(super) mlp_norm: NormWeights,
+    pub(super) up: LinearWeight,
+    pub(super) down: LinearWeight,
+    /// Channels between `up` and `down`.
+    pub(super) width: usize,
+    pub(super) activation: MlpActivation,
+}
+
+impl LayaModel {
+    /// Resolves the weights of a checked model. Small tensors are widened; matrices stay as stored.
+    pub fn load(laya: Laya, weights: &dyn Weights) -> Result<Self, Error> {
+        let mut loader = Loader::new(weights);
+        let layers = laya.encoder.layers.iter().map(|l| layer(&mut loader, l)).collect::<Result<_, _>>()?;
+        let head = laya.head.iter().map(|l| layer(&mut loader, l)).collect::<Result<_, _>>()?;
+        Ok(Self {
+            embedding: Matrix::new(laya.encoder.embedding.load(weights)?),
+            embedding_norm: norm(&loader, &laya.encoder.embedding_norm)?,
+            layers,
+            final_norm: norm(&loader, &laya.encoder.final_norm)?,
+            kinds: loader.values(&laya.kind_embedding)?,
+            head,
+            scorer_norm: norm(&loader, &laya.scorer.norm)?,
+            scorer_dense: loader.linear(&laya.scorer.dense)?,
+            scorer_out: loader.linear(&laya.scorer.out)?,
+            action_dense: loader.linear(&laya.action.dense)?,
+            action_out: loader.linear(&laya.action.out)?,
+            ropes: loader.ropes,
+            laya,
+        })
+    }
+
+    /// The description the model was loaded from.
+    pub fn laya(&self) -> &Laya {
+        &self.laya
+    }
+}
+
+fn layer(loader: &mut Loader<'_>, layer: &EncoderLayer) -> Result<LayerWeights, Error> {
+    let SelfAttention { heads, head_dim, radius, .. } = layer.attention;
+    Ok(LayerWeights {
+        path: layer.path.clone(),
+        attention_norm: layer.attention_norm.as_ref().map(|n| norm(loader, n)).transpose()?,
+        shape: EncoderAttentionShape { heads, dim: head_dim, radius },
+        rope: layer.attention.rope.map(|rope| loader.rope(rope)),
+        qkv: loader.linear(&layer.attention.qkv)?,
+        out: loader.linear(&layer.attention.out)?,
+        mlp_norm: norm(loader, &layer.mlp_norm)?,
+        up: loader.linear(&layer.mlp.up)?,
+        down: loader.linear(&layer.mlp.down)?,
+        width: layer.mlp.down.weight.shape[1],
+        activation: layer.mlp.activation,
+    })
+}
+
+fn norm(loader: &Loader<'_>, norm: &LayerNorm) -> Result<NormWeights, Error> {
+    Ok(NormWeights {
+        weight: loader.values(&norm.weight)?,
+        bias: norm.bias.as_ref().map(|b| loader.values(b)).transpose()?,
+        eps: norm.eps,
+    })
+}
