@@ -1,7 +1,7 @@
 use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
-use anemone_tensor::{Bytes, DType, Tensor};
+use anemone_tensor::{Bytes, DType, Shape, Tensor};
 
 use crate::manifest::{FORMAT, FORMAT_VERSION, Manifest};
 use crate::{Error, file_hash, package_hash};
@@ -19,7 +19,7 @@ impl Bundle {
         dir.join("manifest.json").is_file()
     }
 
-    /// Reads the manifest and checks that every file it names is there.
+    /// Reads the manifest and checks that every file it names is there, in the bundle and of the size it says; reads none.
     pub fn open(dir: &Path) -> Result<Self, Error> {
         let not = |problem: String| Error::NotABundle { path: dir.to_path_buf(), problem };
         let path = dir.join("manifest.json");
@@ -36,16 +36,76 @@ impl Bundle {
                 return Err(Error::Version { path: dir.to_path_buf(), found, supported: FORMAT_VERSION });
             }
         }
-        let manifest: Manifest =
-            serde_json::from_value(value).map_err(|e| not(format!("manifest.json does not read: {e}")))?;
-        let named = manifest.files.keys().chain(manifest.packages.iter().map(|p| &p.file));
-        for name in named {
-            let plain = Path::new(name).components().all(|c| matches!(c, std::path::Component::Normal(_)));
-            if !plain || !dir.join(name).exists() {
-                return Err(not(format!("manifest.json names `{name}`, which is not there")));
+        let manifest: Manifest = serde_json::from_value(value)
+            .map_err(|e| not(format!("manifest.json does not read: {e}; convert the model again")))?;
+        let bundle = Self { dir: dir.to_path_buf(), manifest };
+        bundle.check_files()?;
+        Ok(bundle)
+    }
+
+    fn check_files(&self) -> Result<(), Error> {
+        let Manifest { files, packages, host, .. } = &self.manifest;
+        for name in files.keys() {
+            self.check_name(&format!("files.{name}"), name)?;
+        }
+        for (i, package) in packages.iter().enumerate() {
+            let key = format!("packages[{i}].file");
+            self.check_name(&key, &package.file)?;
+            if packages.iter().take(i).any(|p| p.file == package.file) {
+                return Err(self.wrong(&key, format!("is `{}` a second time", package.file)));
+            }
+            let path = self.weight_file(&package.file);
+            let size = path.metadata().map_or(0, |meta| meta.len());
+            if size != package.weight_bytes {
+                let problem = format!(
+                    "is {}, but {} has {size} bytes",
+                    package.weight_bytes,
+                    path.strip_prefix(&self.dir).unwrap_or(&path).display()
+                );
+                return Err(self.wrong(&format!("packages[{i}].weight_bytes"), problem));
             }
         }
-        Ok(Self { dir: dir.to_path_buf(), manifest })
+        for (name, entry) in host {
+            let key = |part: &str| format!("host.{name}.{part}");
+            if !files.contains_key(&entry.file) {
+                let problem = format!("is `{}`, which is not among `files`", entry.file);
+                return Err(self.wrong(&key("file"), problem));
+            }
+            if entry.dtype != DType::F16.name() {
+                return Err(self.wrong(&key("dtype"), format!("is `{}`, expected `F16`", entry.dtype)));
+            }
+            let path = self.path(&entry.file);
+            let size = path.metadata().map_err(|source| Error::Io { path, source })?.len();
+            let elements = Shape::new(entry.shape.clone()).checked_numel();
+            if elements.and_then(|n| n.checked_mul(DType::F16.size())).map(|n| n as u64) != Some(size) {
+                let problem =
+                    format!("is {:?} of {}, but {} has {size} bytes", entry.shape, entry.dtype, entry.file);
+                return Err(self.wrong(&key("shape"), problem));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_name(&self, key: &str, name: &str) -> Result<(), Error> {
+        let mut parts = Path::new(name).components();
+        if !matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) {
+            return Err(self.wrong(key, format!("names `{name}`, which is not directly in the bundle")));
+        }
+        if self.path(name).exists() {
+            Ok(())
+        } else {
+            Err(self.wrong(key, format!("names `{name}`, which is not there")))
+        }
+    }
+
+    /// An error at a key of the manifest.
+    pub(crate) fn wrong(&self, key: &str, problem: String) -> Error {
+        Error::Manifest { path: self.dir.join("manifest.json"), key: key.into(), problem }
+    }
+
+    /// Path of a package's weight file, which one without weights lacks.
+    pub(crate) fn weight_file(&self, package: &str) -> PathBuf {
+        self.path(package).join("Data/com.apple.CoreML/weights/weight.bin")
     }
 
     /// Its directory.
@@ -74,17 +134,12 @@ impl Bundle {
 
     /// A tensor the host reads itself, mapped.
     pub fn host_tensor(&self, name: &str) -> Result<Tensor, Error> {
-        let not = |problem: String| Error::NotABundle { path: self.dir.clone(), problem };
-        let entry =
-            self.manifest.host.get(name).ok_or_else(|| not(format!("it has no host tensor `{name}`")))?;
+        let key = format!("host.{name}");
+        let entry = self.manifest.host.get(name).ok_or_else(|| self.wrong(&key, "is absent".into()))?;
         let path = self.path(&entry.file);
         let io = |source| Error::Io { path: path.clone(), source };
         let bytes = Bytes::map(&File::open(&path).map_err(io)?).map_err(io)?;
-        if entry.dtype != DType::F16.name() {
-            return Err(not(format!("host tensor `{name}` is {}, expected F16", entry.dtype)));
-        }
-        Tensor::new(DType::F16, &entry.shape[..], bytes)
-            .map_err(|e| not(format!("host tensor `{name}`: {e}")))
+        Tensor::new(DType::F16, &entry.shape[..], bytes).map_err(|e| self.wrong(&key, format!("has {e}")))
     }
 
     /// Hashes every file and package and compares with the manifest.

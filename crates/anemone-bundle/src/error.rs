@@ -19,6 +19,15 @@ pub enum Error {
     /// Another conversion is writing there.
     #[error("another conversion is writing to {}; wait for it or choose another place", .0.display())]
     Busy(PathBuf),
+    /// No directory can be made there.
+    #[error("no directory can be made at {}; choose a place below a directory that you may write to", path.display())]
+    Place {
+        /// The directory.
+        path: PathBuf,
+        /// What the system says.
+        #[source]
+        source: io::Error,
+    },
     /// The output is there already.
     #[error("{} exists; choose another place or replace it with --force", .0.display())]
     Exists(PathBuf),
@@ -31,6 +40,16 @@ pub enum Error {
         /// The directory.
         path: PathBuf,
         /// What is missing or wrong.
+        problem: String,
+    },
+    /// The manifest does not fit the files, or itself.
+    #[error("{}: `{key}` {problem}; the bundle is damaged or was changed: copy it again or convert the model again", path.display())]
+    Manifest {
+        /// The manifest.
+        path: PathBuf,
+        /// Key in question.
+        key: String,
+        /// What is there and what is expected.
         problem: String,
     },
     /// The bundle was made by another version.

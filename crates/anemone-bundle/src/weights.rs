@@ -1,6 +1,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
+use std::ops::Range;
 
 use anemone_checkpoint::{Entry, Weights};
 use anemone_mil::{BlobReader, DataType};
@@ -16,85 +17,162 @@ use crate::{Bundle, Error};
 /// is exact and costs its size in memory.
 pub struct BundleWeights {
     bundle: Bundle,
-    blobs: BTreeMap<String, BlobReader>,
-    shapes: BTreeMap<String, Shape>,
+    stored: BTreeMap<String, Stored>,
+}
+
+struct Stored {
+    shape: Shape,
+    place: Place,
+}
+
+enum Place {
+    /// A host tensor by name.
+    Host(String),
+    Whole(Bytes),
+    /// Parts that cover the tensor, each element once, with the elements of a row.
+    Parts(usize, Vec<Part>),
+}
+
+struct Part {
+    rows: Range<usize>,
+    columns: Range<usize>,
+    log2_scale: u32,
+    /// fp16, one for each element.
+    bytes: Bytes,
 }
 
 impl BundleWeights {
-    /// Maps the weight files of a bundle.
+    /// Maps the weight files of a bundle and checks that every tensor is in them.
     pub fn open(bundle: &Bundle) -> Result<Self, Error> {
-        let tensors = &bundle.manifest().tensors;
-        let shapes = tensors.iter().map(|(name, shape)| (name.clone(), Shape::new(shape.clone()))).collect();
+        let manifest = bundle.manifest();
         let mut blobs = BTreeMap::new();
-        for package in &bundle.manifest().packages {
-            let path = bundle.path(&package.file).join("Data/com.apple.CoreML/weights/weight.bin");
+        for package in &manifest.packages {
+            let path = bundle.weight_file(&package.file);
             let io = |source| Error::Io { path: path.clone(), source };
             let bytes = Bytes::map(&File::open(&path).map_err(io)?).map_err(io)?;
-            blobs.insert(package.file.clone(), BlobReader::new(bytes)?);
+            let blob = BlobReader::new(bytes).map_err(|e| e.in_file(&path))?;
+            blobs.insert(package.file.as_str(), blob);
         }
-        Ok(Self { bundle: bundle.clone(), blobs, shapes })
+        let mut stored = BTreeMap::new();
+        for (name, shape) in &manifest.tensors {
+            let shape = Shape::new(shape.clone());
+            let place = match manifest.host.iter().find(|(_, h)| h.tensor == *name) {
+                Some((host, _)) => Place::Host(host.clone()),
+                None => place(bundle, &blobs, name, &shape)?,
+            };
+            stored.insert(name.clone(), Stored { shape, place });
+        }
+        Ok(Self { bundle: bundle.clone(), stored })
     }
+}
 
-    fn read(&self, name: &str, pieces: &[Piece], shape: &Shape) -> Result<Tensor, String> {
-        let count = shape.numel();
-        let payload = |piece: &Piece| {
-            let blob = self
-                .blobs
-                .get(&piece.package)
-                .ok_or_else(|| format!("package `{}` is not there", piece.package))?;
-            if piece.dtype != DataType::Float16.name() {
-                return Err(format!("is stored as {}, expected fp16", piece.dtype));
-            }
-            let n = piece.record.shape.iter().product();
-            blob.get(piece.offset, DataType::Float16, n).map_err(|e| e.to_string())
-        };
-        let whole =
-            |p: &&Piece| p.record.log2_scale == 0 && p.record.shape.iter().product::<usize>() == count;
-        if let Some(piece) = pieces.iter().find(whole) {
-            return Tensor::new(DType::F16, shape.clone(), payload(piece)?).map_err(|e| e.to_string());
+fn place(
+    bundle: &Bundle,
+    blobs: &BTreeMap<&str, BlobReader>,
+    name: &str,
+    shape: &Shape,
+) -> Result<Place, Error> {
+    let key = format!("weights.{name}");
+    let wrong = |problem: String| bundle.wrong(&key, problem);
+    let pieces = bundle.manifest().weights.get(name).ok_or_else(|| wrong("is absent".into()))?;
+    let count = shape
+        .checked_numel()
+        .filter(|n| *n <= usize::MAX / 2)
+        .ok_or_else(|| bundle.wrong(&format!("tensors.{name}"), format!("is {shape}, which is too large")))?;
+    let mut parts = Vec::with_capacity(pieces.len());
+    for (i, piece) in pieces.iter().enumerate() {
+        let part = part(bundle, blobs, piece).map_err(|e| match e {
+            Unfit::Entry(problem) => bundle.wrong(&format!("{key}[{i}]"), problem),
+            Unfit::File(error) => error,
+        })?;
+        if part.log2_scale == 0 && part.bytes.len() == 2 * count {
+            return Ok(Place::Whole(part.bytes));
         }
-        // One row is `width` elements; vectors are one row.
-        let rows = pieces.iter().map(|p| p.record.rows.end).max().unwrap_or(0);
-        let width = count
-            .checked_div(rows)
-            .filter(|w| w * rows == count)
-            .ok_or("its pieces do not form its shape")?;
-        let mut out = vec![0u8; count * 2];
-        let mut covered = 0;
-        for piece in pieces {
-            let record = &piece.record;
-            let (n, scale) = (record.columns.len(), f32::powi(2.0, -(record.log2_scale as i32)));
-            if record.columns.end > width || record.rows.len() * n != record.shape.iter().product::<usize>() {
-                return Err(format!(
-                    "piece {:?} × {:?} does not fit its shape {shape}",
-                    record.rows, record.columns
-                ));
-            }
-            let bytes = payload(piece)?;
-            for (row, line) in record.rows.clone().zip(bytes.chunks_exact(2 * n)) {
-                let at = 2 * (row * width + record.columns.start);
-                let target = &mut out[at..at + 2 * n];
-                if record.log2_scale == 0 {
-                    target.copy_from_slice(line);
-                    continue;
-                }
-                for (o, b) in target.chunks_exact_mut(2).zip(line.chunks_exact(2)) {
-                    let value = f16::from_le_bytes([b[0], b[1]]).to_f32() * scale;
-                    o.copy_from_slice(&f16::from_f32(value).to_le_bytes());
-                }
-            }
-            covered += record.rows.len() * n;
-        }
-        if covered != count {
-            return Err(format!("its pieces cover {covered} of {count} elements of `{name}`"));
-        }
-        Tensor::new(DType::F16, shape.clone(), out.into()).map_err(|e| e.to_string())
+        parts.push(part);
     }
+    parts.sort_by_key(|p| (p.rows.start, p.columns.start));
+    let width = parts.last().map_or(0, |p| p.columns.end);
+    let height = parts.last().map_or(0, |p| p.rows.end);
+    if width.checked_mul(height) != Some(count) || !covers(&parts, width, height) {
+        return Err(wrong(format!("has pieces that do not form the tensor's {shape}")));
+    }
+    Ok(Place::Parts(width, parts))
+}
+
+/// Whether sorted parts lie in bands of rows, each of them full, one after the other.
+fn covers(parts: &[Part], width: usize, height: usize) -> bool {
+    let (mut band, mut column) = (0..0, width);
+    for part in parts {
+        if column == width && part.rows.start == band.end {
+            (band, column) = (part.rows.clone(), 0);
+        }
+        if part.rows != band || part.columns.start != column || part.columns.end > width {
+            return false;
+        }
+        column = part.columns.end;
+    }
+    column == width && band.end == height
+}
+
+enum Unfit {
+    Entry(String),
+    File(Error),
+}
+
+fn part(bundle: &Bundle, blobs: &BTreeMap<&str, BlobReader>, piece: &Piece) -> Result<Part, Unfit> {
+    let (record, entry) = (&piece.record, Unfit::Entry);
+    let blob = blobs
+        .get(piece.package.as_str())
+        .ok_or_else(|| entry(format!("is in package `{}`, which is not among `packages`", piece.package)))?;
+    if piece.dtype != DataType::Float16.name() {
+        return Err(entry(format!("has dtype `{}`, expected `fp16`", piece.dtype)));
+    }
+    if record.log2_scale > 24 {
+        return Err(entry(format!("has log2_scale {}, at most 24 is possible", record.log2_scale)));
+    }
+    let n = Shape::new(record.shape.clone()).checked_numel();
+    let n = n.filter(|n| *n > 0 && record.rows.len().checked_mul(record.columns.len()) == Some(*n));
+    let n = n.ok_or_else(|| {
+        let (rows, columns) = (&record.rows, &record.columns);
+        entry(format!(
+            "has rows {rows:?} and columns {columns:?}, which do not fit its shape {:?}",
+            record.shape
+        ))
+    })?;
+    let bytes = blob.get(piece.offset, DataType::Float16, n);
+    let bytes = bytes.map_err(|e| Unfit::File(e.in_file(&bundle.weight_file(&piece.package)).into()))?;
+    Ok(Part {
+        rows: record.rows.clone(),
+        columns: record.columns.clone(),
+        log2_scale: record.log2_scale,
+        bytes,
+    })
+}
+
+/// Puts a tensor of rows of `width` elements together.
+fn join(width: usize, parts: &[Part], count: usize) -> Vec<u8> {
+    let mut out = vec![0u8; count * 2];
+    for part in parts {
+        let (n, scale) = (part.columns.len(), f32::powi(2.0, -(part.log2_scale as i32)));
+        let rows = out.chunks_exact_mut(2 * width).skip(part.rows.start);
+        for (row, line) in rows.zip(part.bytes.chunks_exact(2 * n)) {
+            let target = &mut row[2 * part.columns.start..2 * part.columns.end];
+            if part.log2_scale == 0 {
+                target.copy_from_slice(line);
+                continue;
+            }
+            for (o, b) in target.chunks_exact_mut(2).zip(line.chunks_exact(2)) {
+                let value = f16::from_le_bytes([b[0], b[1]]).to_f32() * scale;
+                o.copy_from_slice(&f16::from_f32(value).to_le_bytes());
+            }
+        }
+    }
+    out
 }
 
 impl Weights for BundleWeights {
     fn entry(&self, name: &str) -> Option<Entry> {
-        self.shapes.get(name).map(|shape| Entry { dtype: DType::F16, shape: shape.clone() })
+        self.stored.get(name).map(|s| Entry { dtype: DType::F16, shape: s.shape.clone() })
     }
 
     fn tensor(&self, name: &str) -> Result<Tensor, anemone_checkpoint::Error> {
@@ -103,17 +181,17 @@ impl Weights for BundleWeights {
             tensor: name.to_string(),
             problem,
         };
-        let shape = self.shapes.get(name).ok_or_else(|| error("is not part of the model".into()))?;
-        if let Some((host, _)) = self.bundle.manifest().host.iter().find(|(_, h)| h.tensor == name) {
-            return self.bundle.host_tensor(host).map_err(|e| error(e.to_string()));
-        }
-        let pieces = self.bundle.manifest().weights.get(name);
-        let pieces = pieces.ok_or_else(|| error("is not in the bundle; convert the model again".into()))?;
-        self.read(name, pieces, shape).map_err(error)
+        let stored = self.stored.get(name).ok_or_else(|| error("is not part of the model".into()))?;
+        let bytes = match &stored.place {
+            Place::Host(host) => return self.bundle.host_tensor(host).map_err(|e| error(e.to_string())),
+            Place::Whole(bytes) => bytes.clone(),
+            Place::Parts(width, parts) => join(*width, parts, stored.shape.numel()).into(),
+        };
+        Tensor::new(DType::F16, stored.shape.clone(), bytes).map_err(|e| error(e.to_string()))
     }
 
     fn names(&self) -> Vec<String> {
-        self.shapes.keys().cloned().collect()
+        self.stored.keys().cloned().collect()
     }
 }
 

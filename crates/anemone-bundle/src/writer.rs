@@ -232,8 +232,11 @@ fn claim(building: &Path) -> Result<File, Error> {
     if building.exists() {
         fs::remove_dir_all(building).map_err(|e| io(building, e))?;
     }
-    fs::create_dir_all(building.parent().unwrap_or(building)).map_err(|e| io(building, e))?;
-    fs::create_dir(building).map_err(|e| io(building, e))?;
+    let place = |path: &Path, source| Error::Place { path: path.to_path_buf(), source };
+    if let Some(parent) = building.parent().filter(|p| !p.as_os_str().is_empty()) {
+        fs::create_dir_all(parent).map_err(|e| place(parent, e))?;
+    }
+    fs::create_dir(building).map_err(|e| place(building, e))?;
     let lock = File::create_new(&path).map_err(|e| io(&path, e))?;
     lock.try_lock().map_err(|_| taken())?;
     Ok(lock)
@@ -278,6 +281,17 @@ mod tests {
         fs::create_dir(beside(&out, "unfinished")).unwrap();
         fs::write(beside(&out, "unfinished").join(LOCK), "").unwrap();
         drop(Writer::create(&out, false).unwrap());
+    }
+
+    #[test]
+    fn a_place_below_a_file_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        fs::write(&file, "x").unwrap();
+        let error = Writer::create(&file.join("b"), false).unwrap_err().to_string();
+        let expected = format!("no directory can be made at {}; choose", file.display());
+        assert!(error.starts_with(&expected), "{error}");
+        assert_eq!(fs::read(&file).unwrap(), b"x");
     }
 
     #[test]

@@ -1,10 +1,11 @@
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anemone_kernels::Context;
-use anemone_mil::{Executable, Executor, ExecutorError, Program, TensorType, read_package};
+use anemone_mil::{Executable, Executor, ExecutorError, Program, Signature, TensorType, read_package};
 
 use crate::constants::Constants;
 use crate::plan::Plan;
@@ -56,25 +57,37 @@ impl Emulator {
         self.profile
     }
 
-    fn plan(&mut self, path: &Path, function: &str) -> Result<Plan, Error> {
-        if !self.packages.contains_key(path) {
-            let program =
-                read_package(path).map_err(|source| Error::Package { path: path.to_path_buf(), source })?;
-            let constants = Constants::new(&program);
-            self.packages.insert(path.to_path_buf(), Package { program, constants });
+    fn package(&mut self, path: &Path) -> Result<&mut Package, Error> {
+        match self.packages.entry(path.to_path_buf()) {
+            Entry::Occupied(e) => Ok(e.into_mut()),
+            Entry::Vacant(e) => {
+                let program = read_package(path)
+                    .map_err(|source| Error::Package { path: path.to_path_buf(), source })?;
+                let constants = Constants::new(&program);
+                Ok(e.insert(Package { program, constants }))
+            }
         }
+    }
+
+    fn plan(&mut self, path: &Path, function: &str) -> Result<Plan, Error> {
+        let (profile, context, tap) = (self.profile, Arc::clone(&self.context), self.tap.clone());
         let no_function = |present: &Program| Error::NoFunction {
             path: path.to_path_buf(),
             function: function.to_string(),
             present: present.functions.keys().map(|n| format!("`{n}`")).collect::<Vec<_>>().join(", "),
         };
-        let package = self.packages.get_mut(path).expect("put there above");
+        let package = self.package(path)?;
         let found = package.program.functions.get(function).ok_or_else(|| no_function(&package.program))?;
-        Plan::new(found, &mut package.constants, self.profile, Arc::clone(&self.context), self.tap.clone())
+        Plan::new(found, &mut package.constants, profile, context, tap)
     }
 }
 
 impl Executor for Emulator {
+    fn signatures(&mut self, package: &Path) -> Result<BTreeMap<String, Signature>, ExecutorError> {
+        let functions = &self.package(package)?.program.functions;
+        Ok(functions.iter().map(|(name, f)| (name.clone(), Signature::of(f))).collect())
+    }
+
     fn load(&mut self, package: &Path, function: &str) -> Result<Box<dyn Executable>, ExecutorError> {
         Ok(Box::new(self.plan(package, function)?))
     }

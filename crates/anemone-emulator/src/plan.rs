@@ -91,7 +91,7 @@ impl Plan {
             }
         }
         let mut plan = Self {
-            signature: signature(function),
+            signature: Signature::of(function),
             function: function.clone(),
             profile,
             context,
@@ -291,20 +291,6 @@ fn state(op: &Op, input: &str) -> Option<VarId> {
         anemone_mil::Arg::Var(id) => Some(*id),
         _ => None,
     }
-}
-
-fn signature(function: &Function) -> Signature {
-    let mut signature = Signature::default();
-    for id in &function.inputs {
-        let var = function.var(*id);
-        match &var.ty {
-            Type::Tensor(ty) => signature.inputs.push((var.name.clone(), ty.clone())),
-            Type::State(ty) => signature.states.push((var.name.clone(), ty.clone())),
-        }
-    }
-    let output = |id: &VarId| (function.var(*id).name.clone(), function.var(*id).ty.tensor().clone());
-    signature.outputs = function.outputs.iter().map(output).collect();
-    signature
 }
 
 fn range(dtype: DataType) -> Option<(f64, f64)> {

@@ -2,19 +2,23 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed expectation is a failed test")]
 
-use std::collections::BTreeMap;
-use std::io::Write;
-use std::path::{Path, PathBuf};
+mod support;
+
+use std::path::Path;
 use std::sync::Arc;
 
-use anemone_ane::{CacheKind, Options, Pass, lower_chunk, lower_head, plan};
-use anemone_bundle::{Bundle, BundleWeights, Role, Source, Writer};
+use anemone_ane::{CacheKind, Options, Pass};
+use anemone_bundle::{Bundle, BundleWeights};
 use anemone_checkpoint::{Checkpoint, Weights};
 use anemone_cpu::{Arithmetic, Layout, LogitsOf, Model};
 use anemone_emulator::{Emulator, Profile};
 use anemone_session::{Engine, GraphEngine, Traced};
 use anemone_tensor::{argmax, cosine, max_abs_diff};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
 use serde_json::Value;
+
+use support::{convert, fixture};
 
 const DENSE: [&str; 4] =
     ["lfm2-tiny-tied", "lfm2-tiny-untied-sharded", "lfm3-tiny", "lfm3-tiny-options-sharded"];
@@ -29,16 +33,6 @@ const FP16_STEP_COSINE: f64 = 0.9997;
 const PREFILL: usize = 8;
 const DRAFTS: usize = 3;
 
-fn fixture(name: &str) -> Option<PathBuf> {
-    let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared/fixtures/lfm-tiny").join(name);
-    if !dir.exists() {
-        // Not `eprintln!`, which the test runner swallows.
-        let _ = writeln!(std::io::stderr(), "skipped: shared/ not present (fixtures/lfm-tiny/{name})");
-        return None;
-    }
-    Some(dir)
-}
-
 /// What the conversions of these tests have in common.
 fn options(ring: bool, cache: CacheKind) -> Options {
     Options {
@@ -50,32 +44,6 @@ fn options(ring: bool, cache: CacheKind) -> Options {
         head_slices: Some(2),
         ..Options::default()
     }
-}
-
-fn convert(dir: &Path, out: &Path, options: &Options) -> Bundle {
-    let checkpoint = Checkpoint::open(dir).unwrap();
-    let weights = checkpoint.weights();
-    let stack = anemone_models::load(checkpoint.config(), &*weights).unwrap();
-    let plan = plan(&stack, options).unwrap();
-    let mut writer = Writer::create(out, false).unwrap();
-    for (i, chunk) in plan.chunks.iter().enumerate() {
-        let (program, records) = lower_chunk(&stack, &|w| w.load(&*weights), chunk, options).unwrap();
-        let name = format!("chunk_{i}.mlpackage");
-        writer.add(writer.package(&name, Role::Chunk, &program, records).unwrap());
-    }
-    for (i, rows) in plan.head.iter().enumerate() {
-        let (program, records) = lower_head(&stack, &|w| w.load(&*weights), rows.clone(), options).unwrap();
-        let name = format!("head_{i}.mlpackage");
-        writer.add(writer.package(&name, Role::Head, &program, records).unwrap());
-    }
-    let embedding = stack.embedding.load(&*weights).unwrap();
-    writer.add_host_tensor(writer.host_tensor("embedding", &stack.embedding.name, &embedding).unwrap());
-    writer.file("config.json", &std::fs::read(dir.join("config.json")).unwrap()).unwrap();
-    let source =
-        Source { name: "fixture".into(), model_type: stack.model_type.clone(), sha256: BTreeMap::new() };
-    let tensors = stack.weights().into_iter().map(|w| (w.name.clone(), w.shape.to_vec())).collect();
-    writer.finish(source, options, &plan, tensors, "a test").unwrap();
-    Bundle::open(out).unwrap()
 }
 
 fn engine(bundle: &Bundle, profile: Profile) -> GraphEngine {
@@ -303,6 +271,60 @@ fn a_ring_in_a_state_says_how_far_back_it_goes() {
     graph.rewind(23).unwrap();
     let vocab = graph.vocab_size();
     assert!(bits(graph.feed_all(&tokens[23..80]).unwrap()) == plain[23 * vocab..80 * vocab]);
+}
+
+/// Random feeds, verifications and steps back, always on with other tokens, so that what was overwritten or left behind by a step
+/// back is wrong wherever it is read.
+#[test]
+fn any_walk_forth_and_back_gives_the_bits_of_what_is_kept() {
+    let Some(dir) = fixture("lfm3-tiny") else { return };
+    let place = tempfile::tempdir().unwrap();
+    let passes = vec![Pass::Decode, Pass::Prefill(24), Pass::Verify(DRAFTS + 1)];
+    let options = |ring, cache| Options { ctx: 160, passes: passes.clone(), ..options(ring, cache) };
+    let plain = convert(&dir, &place.path().join("plain"), &options(false, CacheKind::Io));
+    let mut plain = engine(&plain, Profile::F32);
+    let vocab = plain.vocab_size();
+    for cache in [CacheKind::State, CacheKind::Io] {
+        let bundle = convert(&dir, &place.path().join(format!("{cache:?}")), &options(true, cache));
+        let mut graph = engine(&bundle, Profile::F32);
+        let mut wrapped = [0, 0];
+        for seed in 0..8 {
+            let mut random = ChaCha8Rng::seed_from_u64(seed);
+            let mut below = |n: usize| (random.next_u64() % n as u64) as usize;
+            let mut kept: Vec<u32> = Vec::new();
+            graph.reset();
+            for step in 0..60 {
+                let what = format!("{cache:?} seed {seed} step {step} at {}", kept.len());
+                let n = [1, 2 + below(40), DRAFTS + 1, 1][below(4)];
+                if below(3) == 0 || kept.len() + n > 160 {
+                    let far = [6, 25, 60][below(3)].min(kept.len());
+                    let target = kept.len() - below(far + 1);
+                    let to = graph.nearest(target);
+                    assert!(to <= target, "{what}: {to} is beyond {target}");
+                    let later = (to + 1..=target).find(|p| graph.nearest(*p) > to);
+                    assert_eq!(later, None, "{what}: {to} is not the nearest to {target}");
+                    if target > to {
+                        assert!(graph.rewind(target).is_err(), "{what}: {target} after all");
+                    }
+                    if to == 0 && kept.len() + n <= 160 {
+                        continue;
+                    }
+                    // A ring of 32 has turned once; a step goes back by a few drafts or by more.
+                    wrapped[usize::from(kept.len() - to > DRAFTS)] += usize::from(to > 40 && to < kept.len());
+                    graph.rewind(to).unwrap();
+                    kept.truncate(to);
+                    continue;
+                }
+                let from = kept.len();
+                kept.extend((0..n).map(|_| below(vocab) as u32));
+                let found = bits(graph.feed_all(&kept[from..]).unwrap());
+                plain.reset();
+                let expected = bits(&plain.feed_all(&kept).unwrap()[from * vocab..]);
+                assert!(found == expected, "{what}: {n} tokens");
+            }
+        }
+        assert!(wrapped.iter().all(|n| *n >= 5), "{cache:?}: {wrapped:?} steps back behind the wrap");
+    }
 }
 
 #[test]

@@ -1,5 +1,5 @@
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::{DataType, Type};
 
@@ -72,7 +72,7 @@ pub enum Error {
         problem: String,
     },
     /// The model file does not decode.
-    #[error("{}: not a Core ML model file", path.display())]
+    #[error("{}: not a Core ML model file, or a damaged one; copy or convert it again", path.display())]
     Decode {
         /// File in question.
         path: PathBuf,
@@ -109,6 +109,20 @@ pub enum Error {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+}
+
+impl Error {
+    /// Puts the file's name before a fault of its content.
+    #[must_use]
+    pub fn in_file(self, path: &Path) -> Self {
+        match self {
+            Self::Blob { offset, problem } => Self::Package {
+                path: path.into(),
+                problem: format!("offset {offset}: {problem}; the file is damaged: copy or convert it again"),
+            },
+            other => other,
+        }
+    }
 }
 
 /// What helps against a failure of the system, to be put between the path and the cause; empty where nothing is known.

@@ -2,13 +2,16 @@ use std::collections::BTreeMap;
 use std::error::Error as StdError;
 use std::path::Path;
 
-use crate::TensorType;
+use crate::{Function, TensorType, Type, VarId};
 
 /// A failure of whatever runs packages, in its own words.
 pub type ExecutorError = Box<dyn StdError + Send + Sync>;
 
 /// Something that runs functions of packages: Core ML on a Mac, the emulator anywhere. The one seam to Apple.
 pub trait Executor: Send {
+    /// What each function of a package takes and gives, by name; loads none of them.
+    fn signatures(&mut self, package: &Path) -> Result<BTreeMap<String, Signature>, ExecutorError>;
+
     /// Loads a function of a package.
     fn load(&mut self, package: &Path, function: &str) -> Result<Box<dyn Executable>, ExecutorError>;
 }
@@ -36,6 +39,23 @@ pub struct Signature {
     pub outputs: Vec<(String, TensorType)>,
     /// States it reads or writes.
     pub states: Vec<(String, TensorType)>,
+}
+
+impl Signature {
+    /// That of a function.
+    pub fn of(function: &Function) -> Self {
+        let mut signature = Self::default();
+        for id in &function.inputs {
+            let var = function.var(*id);
+            match &var.ty {
+                Type::Tensor(ty) => signature.inputs.push((var.name.clone(), ty.clone())),
+                Type::State(ty) => signature.states.push((var.name.clone(), ty.clone())),
+            }
+        }
+        let output = |id: &VarId| (function.var(*id).name.clone(), function.var(*id).ty.tensor().clone());
+        signature.outputs = function.outputs.iter().map(output).collect();
+        signature
+    }
 }
 
 /// States by name; absent ones are zero.

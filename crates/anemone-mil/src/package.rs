@@ -127,42 +127,66 @@ fn uuid(parts: &[&[u8]]) -> String {
 
 /// Reads a package, of this project or of coremltools; weights are mapped.
 pub fn read_package(path: &Path) -> Result<Program, Error> {
-    let problem = |path: &Path, problem: &str| Error::Package { path: path.into(), problem: problem.into() };
-    let manifest_path = path.join("Manifest.json");
-    let text =
-        fs::read(&manifest_path).map_err(|source| Error::Io { path: manifest_path.clone(), source })?;
-    let manifest: serde_json::Value =
-        serde_json::from_slice(&text).map_err(|e| problem(&manifest_path, &format!("not JSON: {e}")))?;
-    let root = manifest["rootModelIdentifier"]
-        .as_str()
-        .ok_or_else(|| problem(&manifest_path, "has no `rootModelIdentifier`"))?;
-    let items = &manifest["itemInfoEntries"];
-    let model_item = items[root]["path"]
-        .as_str()
-        .ok_or_else(|| problem(&manifest_path, "names no model file under its root identifier"))?;
-    let inside = |item: &str| -> Result<PathBuf, Error> {
-        let plain = Path::new(item).components().all(|c| matches!(c, std::path::Component::Normal(_)));
-        if plain {
-            Ok(path.join("Data").join(item))
-        } else {
-            Err(problem(&manifest_path, "names a file outside the package"))
-        }
-    };
-    let model_path = inside(model_item)?;
-    let bytes = map(&model_path)?;
+    let package = Files::of(path)?;
+    let bytes = map(&package.model)?;
     let model =
-        Model::decode(&bytes[..]).map_err(|source| Error::Decode { path: model_path.clone(), source })?;
-
-    let entries = items.as_object().into_iter().flatten();
-    let weights_item = entries.filter_map(|(_, item)| item["path"].as_str()).find(|p| *p != model_item);
+        Model::decode(&bytes[..]).map_err(|source| Error::Decode { path: package.model.clone(), source })?;
     let mut weights = None;
-    if let Some(item) = weights_item {
-        let file = inside(item)?.join("weight.bin");
-        if file.exists() {
-            weights = Some(BlobReader::new(map(&file)?)?);
-        }
+    if let Some(file) = &package.weights {
+        weights = Some(BlobReader::new(map(file)?).map_err(|e| e.in_file(file))?);
     }
-    decode::program(model, weights.as_ref(), &model_path)
+    let file = package.weights.as_ref().unwrap_or(&package.model);
+    decode::program(model, weights.as_ref(), &package.model).map_err(|e| e.in_file(file))
+}
+
+/// Checks that the model file of a package of [`write_package`] is the one it was written with; weights are not read.
+///
+/// Packages of other writers carry nothing to tell it by, and fail.
+pub fn check_model(path: &Path) -> Result<(), Error> {
+    let package = Files::of(path)?;
+    if uuid(&[b"model", &map(&package.model)?]) == package.root {
+        return Ok(());
+    }
+    let problem = "is not the file that Manifest.json beside it was written for".into();
+    Err(Error::Package { path: package.model, problem })
+}
+
+/// The parts of a package on disk.
+struct Files {
+    /// Identifier of the model in the manifest.
+    root: String,
+    model: PathBuf,
+    weights: Option<PathBuf>,
+}
+
+impl Files {
+    fn of(path: &Path) -> Result<Self, Error> {
+        let manifest_path = path.join("Manifest.json");
+        let problem = |problem: String| Error::Package { path: manifest_path.clone(), problem };
+        let text =
+            fs::read(&manifest_path).map_err(|source| Error::Io { path: manifest_path.clone(), source })?;
+        let manifest: serde_json::Value =
+            serde_json::from_slice(&text).map_err(|e| problem(format!("not JSON: {e}")))?;
+        let root = manifest["rootModelIdentifier"]
+            .as_str()
+            .ok_or_else(|| problem("has no `rootModelIdentifier`".into()))?;
+        let items = &manifest["itemInfoEntries"];
+        let model = items[root]["path"]
+            .as_str()
+            .ok_or_else(|| problem("names no model file under its root identifier".into()))?;
+        let inside = |item: &str| -> Result<PathBuf, Error> {
+            let plain = Path::new(item).components().all(|c| matches!(c, std::path::Component::Normal(_)));
+            if plain {
+                Ok(path.join("Data").join(item))
+            } else {
+                Err(problem(format!("names `{item}`, which leads outside the package")))
+            }
+        };
+        let entries = items.as_object().into_iter().flatten();
+        let weights = entries.filter_map(|(_, item)| item["path"].as_str()).find(|p| *p != model);
+        let weights = weights.map(inside).transpose()?.map(|dir| dir.join("weight.bin"));
+        Ok(Self { root: root.into(), model: inside(model)?, weights: weights.filter(|file| file.exists()) })
+    }
 }
 
 fn map(path: &Path) -> Result<Bytes, Error> {

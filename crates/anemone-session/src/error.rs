@@ -145,6 +145,17 @@ pub enum Error {
     /// The engine failed; whatever it held is forgotten.
     #[error("engine: {0}")]
     Engine(#[source] EngineError),
+    /// A bundle does not hold what running it needs.
+    #[error(
+        "{problem}; the bundle is damaged or was changed: convert the model again, or see what differs with \
+         `anemone inspect --verify-hash --model {bundle}`"
+    )]
+    Bundle {
+        /// Its directory.
+        bundle: String,
+        /// Manifest key, or package, function and feature, with what is found and expected.
+        problem: String,
+    },
     /// The engine gave logits of an unexpected length.
     #[error(
         "the engine gave {found} logits where {expected} were due; this is a fault of the engine, report it"

@@ -6,14 +6,16 @@
 //! over stays there unseen, since masks go by position, until other tokens take its place.
 
 mod caches;
+mod contract;
 mod layers;
 mod masks;
+mod ports;
 
 use std::collections::{BTreeMap, VecDeque};
 
-use anemone_ane::{ChunkPlan, Pass};
-use anemone_bundle::{Bundle, BundleWeights, Role};
-use anemone_mil::{Array, Executable, Executor, States};
+use anemone_ane::{CachePlan, Pass};
+use anemone_bundle::{Bundle, BundleWeights};
+use anemone_mil::{Array, Executable, Executor, Signature, States};
 use anemone_models::{Mixer, Rope, Stack};
 use anemone_tensor::Tensor;
 use half::f16;
@@ -21,7 +23,9 @@ use half::f16;
 use crate::traced::{EMBEDDING, FINAL_NORM};
 use crate::{Engine, EngineError, Tap, Traced};
 use caches::{Caches, Saved};
+use contract::{ChunkContract, Contract, HeadContract, changed};
 pub use layers::LayerStates;
+use ports::Expected;
 
 /// Places to step back to that are kept.
 const MARKS: usize = 8;
@@ -35,6 +39,7 @@ pub struct GraphEngine {
     embedding: Tensor,
     chunks: Vec<Chunk>,
     heads: Vec<Head>,
+    /// The stack's rotations in order of first use, with their frequencies.
     ropes: Vec<(Rope, Vec<f32>)>,
     passes: Vec<Pass>,
     caches: Caches,
@@ -54,15 +59,14 @@ pub struct GraphEngine {
 }
 
 struct Chunk {
-    plan: ChunkPlan,
-    file: String,
-    functions: BTreeMap<Pass, Box<dyn Executable>>,
+    contract: ChunkContract,
+    loaded: BTreeMap<Pass, Box<dyn Executable>>,
     states: States,
 }
 
 struct Head {
-    file: String,
-    functions: BTreeMap<usize, Box<dyn Executable>>,
+    contract: HeadContract,
+    loaded: BTreeMap<usize, Box<dyn Executable>>,
 }
 
 /// The latest pass: its new cache rows and how many of them count.
@@ -72,42 +76,32 @@ struct Pending {
 }
 
 impl GraphEngine {
-    /// Opens a bundle; functions are loaded when first used.
-    pub fn new(bundle: Bundle, executor: Box<dyn Executor>) -> Result<Self, EngineError> {
+    /// Opens a bundle and checks that its manifest, its packages and the model fit each other; functions are loaded when first
+    /// used.
+    pub fn new(bundle: Bundle, mut executor: Box<dyn Executor>) -> Result<Self, EngineError> {
         let config = bundle.file("config.json").map_err(EngineError::new)?;
         let config = config
             .ok_or_else(|| EngineError::new("the bundle has no config.json; convert the model again"))?;
         let config = serde_json::from_slice(&config).map_err(EngineError::new)?;
         let weights = BundleWeights::open(&bundle).map_err(EngineError::new)?;
         let stack = anemone_models::load(&config, &weights).map_err(EngineError::new)?;
-        let manifest = bundle.manifest().clone();
-        let files = |role| manifest.packages.iter().filter(move |p| p.role == role).map(|p| p.file.clone());
-        let chunks: Vec<Chunk> = files(Role::Chunk)
-            .zip(manifest.plan.chunks.clone())
-            .map(|(file, plan)| Chunk { plan, file, functions: BTreeMap::new(), states: States::new() })
-            .collect();
-        let heads: Vec<Head> =
-            files(Role::Head).map(|file| Head { file, functions: BTreeMap::new() }).collect();
-        if chunks.len() != manifest.plan.chunks.len() || heads.len() != manifest.plan.head.len() {
-            return Err(EngineError::new(
-                "the bundle's packages do not follow its plan; convert the model again",
-            ));
-        }
-        let mut passes = manifest.options.passes.clone();
-        passes.sort_by_key(|p| p.tokens());
-        let embedding = bundle.host_tensor("embedding").map_err(EngineError::new)?;
-        let caches = Caches::new(chunks.iter().flat_map(|c| &c.plan.caches), manifest.options.cache);
+        let ropes = distinct_ropes(&stack);
+        let contract = Contract::check(&bundle, &stack, &ropes, &mut *executor).map_err(EngineError::new)?;
+        let chunk = |contract| Chunk { contract, loaded: BTreeMap::new(), states: States::new() };
+        let chunks: Vec<Chunk> = contract.chunks.into_iter().map(chunk).collect();
+        let head = |contract| Head { contract, loaded: BTreeMap::new() };
+        let options = &bundle.manifest().options;
         Ok(Self {
-            ropes: distinct_ropes(&stack),
-            ctx: manifest.options.ctx,
+            ropes: ropes.into_iter().map(|rope| (rope, rope.frequencies())).collect(),
+            ctx: options.ctx,
+            caches: Caches::new(chunks.iter().flat_map(|c| &c.contract.plan.caches), options.cache),
             stack,
             bundle,
             executor,
-            embedding,
+            embedding: contract.embedding,
             chunks,
-            heads,
-            passes,
-            caches,
+            heads: contract.heads.into_iter().map(head).collect(),
+            passes: contract.passes,
             committed: 0,
             written: 0,
             pending: None,
@@ -166,8 +160,10 @@ impl GraphEngine {
             let position = before + if all { at / vocab } else { tokens.len() - 1 };
             self.reset();
             return Err(EngineError::new(format!(
-                "the logits after token {position} are not finite: values inside leave the range of fp16; run the bundle \
-                 with --profile f32 to see whether the arithmetic is to blame, and convert without --no-rule"
+                "the logits after token {position} are not finite: either weights are damaged, which `anemone inspect \
+                 --verify-hash --model {}` tells, or values inside leave the range of fp16: then --profile f32 is finite, and \
+                 converting without --no-rule helps",
+                self.bundle.dir().display()
             )));
         }
         Ok(&self.logits)
@@ -211,7 +207,7 @@ impl GraphEngine {
 
     /// Runs the chunks over tokens padded to the pass; gives the last hidden states.
     fn pass(&mut self, pass: Pass, tokens: &[u32], tap: &mut Option<Tap<'_>>) -> Result<Array, EngineError> {
-        let (width, start, hidden) = (pass.tokens(), self.committed, self.stack.hidden_size);
+        let (width, start) = (pass.tokens(), self.committed);
         let mut x = self.embed(tokens, width);
         let mut shared: BTreeMap<String, Array> = BTreeMap::new();
         for (i, (rope, frequencies)) in self.ropes.iter().enumerate() {
@@ -223,12 +219,12 @@ impl GraphEngine {
             return Err(EngineError::new("the states hold other tokens after a failed pass; start over"));
         }
         let written = self.written.max(start);
-        for plan in self.chunks.iter().flat_map(|c| &c.plan.caches) {
+        for plan in self.cache_plans() {
             if let Some((name, mask)) = masks::mask(plan, start, written, width) {
                 shared.entry(name).or_insert(mask);
             }
         }
-        for state in self.chunks.iter().flat_map(|c| &c.plan.states) {
+        for state in self.chunks.iter().flat_map(|c| &c.contract.plan.states) {
             shared.extend(masks::entry(state, start, tokens.len(), width));
             self.written = written.max(start + tokens.len());
         }
@@ -238,9 +234,10 @@ impl GraphEngine {
         let inside = self.inside.as_ref().filter(|_| tap.is_some());
         let mut new_rows = Vec::new();
         for chunk in &mut self.chunks {
-            let name = if self.passes.len() == 1 { "main".into() } else { pass.name() };
+            let ChunkContract { file, last, functions, .. } = &chunk.contract;
+            let (name, expected) = functions.get(&pass).ok_or_else(|| no_function(&pass.name()))?;
             let function =
-                load(&mut *self.executor, &self.bundle, &chunk.file, &name, &mut chunk.functions, pass)?;
+                load(&mut *self.executor, &self.bundle, (file, name, expected), &mut chunk.loaded, pass)?;
             let signature = function.signature().clone();
             let mut inputs: Vec<(&str, &Array)> = Vec::new();
             for (name, _) in &signature.inputs {
@@ -248,25 +245,23 @@ impl GraphEngine {
                     "hidden" => Some(&x),
                     name => shared.get(name).or_else(|| self.caches.get(name)),
                 };
-                let array = array
-                    .ok_or_else(|| EngineError::new(format!("{}: unknown input `{name}`", chunk.file)))?;
+                let array =
+                    array.ok_or_else(|| EngineError::new(format!("{file}: unknown input `{name}`")))?;
                 inputs.push((name, array));
             }
             inside.inspect(|i| i.record(true));
             let outputs = function.predict(&inputs, &mut chunk.states);
             inside.inspect(|i| i.record(false));
             let outputs = outputs.map_err(EngineError::new)?;
-            let mut named: BTreeMap<String, Array> =
-                signature.outputs.iter().map(|(name, _)| name.clone()).zip(outputs).collect();
+            let mut named = named(file, expected, &signature, outputs)?;
             x = named
                 .remove("hidden_out")
-                .filter(|a| a.shape == [1, hidden, 1, width])
-                .ok_or_else(|| EngineError::new(format!("{}: gives no `hidden_out`", chunk.file)))?;
+                .ok_or_else(|| EngineError::new(format!("{file}: gives no `hidden_out`")))?;
             if let Some(tap) = tap {
                 for (path, values) in inside.map(LayerStates::take).unwrap_or_default() {
                     tap(&path, &rows(&values, tokens.len()));
                 }
-                tap(&self.stack.blocks[chunk.plan.layers.end - 1].path, &rows(&x, tokens.len()));
+                tap(last, &rows(&x, tokens.len()));
             }
             new_rows.push(named);
         }
@@ -289,21 +284,27 @@ impl GraphEngine {
         } else {
             (first..first + count).map(|c| (c, 1)).collect()
         };
-        let several = self.passes.iter().any(|p| matches!(p, Pass::Verify(_)));
         for (start, columns) in spans {
             let input = take_columns(hidden, start, columns);
             let take = columns.min(count);
+            let vocab = self.stack.vocab_size;
             let base = self.logits.len();
-            self.logits.resize(base + take * self.stack.vocab_size, 0.0);
-            let mut row = 0;
+            self.logits.resize(base + take * vocab, 0.0);
             let inside = self.inside.as_ref().filter(|_| tap.is_some());
             for (i, head) in self.heads.iter_mut().enumerate() {
                 // Every slice computes the same final norm.
                 let inside = inside.filter(|_| i == 0);
-                let pass = if columns == 1 { Pass::Decode } else { Pass::Verify(columns) };
-                let name = if several { pass.name() } else { "main".into() };
-                let function =
-                    load(&mut *self.executor, &self.bundle, &head.file, &name, &mut head.functions, columns)?;
+                let HeadContract { file, rows: slice, functions } = &head.contract;
+                let (name, expected) =
+                    functions.get(&columns).ok_or_else(|| no_function(&format!("verify_{columns}")))?;
+                let function = load(
+                    &mut *self.executor,
+                    &self.bundle,
+                    (file, name, expected),
+                    &mut head.loaded,
+                    columns,
+                )?;
+                let signature = function.signature().clone();
                 inside.inspect(|i| i.record(true));
                 let out = function.predict(&[("hidden", &input)], &mut States::new());
                 inside.inspect(|i| i.record(false));
@@ -312,16 +313,13 @@ impl GraphEngine {
                         tap(&path, &rows(&values, take));
                     }
                 }
-                let out = out.map_err(EngineError::new)?;
-                let out = out.first().filter(|a| a.shape.len() == 4 && a.shape[3] == columns);
-                let out = out.ok_or_else(|| EngineError::new(format!("{}: gives no logits", head.file)))?;
-                let slice = out.shape[1];
-                for r in 0..slice {
-                    for c in 0..take {
-                        self.logits[base + c * self.stack.vocab_size + row + r] = out.data[r * columns + c];
-                    }
+                let out = named(file, expected, &signature, out.map_err(EngineError::new)?)?.remove("logits");
+                let out = out.ok_or_else(|| EngineError::new(format!("{file}: gives no `logits`")))?;
+                // A row of the slice holds its column for each token.
+                for (logits, c) in self.logits[base..].chunks_exact_mut(vocab).zip(0..) {
+                    let row = logits.iter_mut().skip(slice.start).take(slice.len());
+                    row.zip(out.data.iter().skip(c).step_by(columns)).for_each(|(o, v)| *o = *v);
                 }
-                row += slice;
             }
         }
         Ok(())
@@ -339,11 +337,15 @@ impl GraphEngine {
         x
     }
 
+    fn cache_plans(&self) -> impl Iterator<Item = &CachePlan> {
+        self.chunks.iter().flat_map(|c| &c.contract.plan.caches)
+    }
+
     /// The first position whose keys every cache can still show.
     fn first_shown(&self) -> usize {
-        let states = self.chunks.iter().filter(|c| !c.plan.states.is_empty());
+        let states = self.chunks.iter().filter(|c| !c.contract.plan.states.is_empty());
         states
-            .flat_map(|c| &c.plan.caches)
+            .flat_map(|c| &c.contract.plan.caches)
             .map(|plan| masks::first_shown(plan, self.written))
             .max()
             .unwrap_or(0)
@@ -448,7 +450,7 @@ impl Traced for GraphEngine {
 
     fn restrict(&mut self, pass: Option<Pass>) -> Result<(), EngineError> {
         if let Some(pass) = pass.filter(|p| !self.passes.contains(p)) {
-            return Err(EngineError::new(format!("the bundle has no function `{}`", pass.name())));
+            return Err(no_function(&pass.name()));
         }
         self.only = pass;
         Ok(())
@@ -461,20 +463,56 @@ impl std::fmt::Debug for GraphEngine {
     }
 }
 
+fn no_function(name: &str) -> EngineError {
+    let problem = format!("the bundle has no function `{name}`");
+    EngineError::new(match name.split_once('_') {
+        Some(("prefill", n)) => format!("{problem}; convert with --prefill {n}"),
+        Some((_, n)) => format!("{problem}; convert with --spec-drafts one below {n}"),
+        None => format!("{problem}; convert without --prefill-only"),
+    })
+}
+
+/// The function of a package, loaded and checked again when it is used first.
 fn load<'a, K: Ord>(
     executor: &mut dyn Executor,
     bundle: &Bundle,
-    file: &str,
-    name: &str,
+    (file, name, expected): (&str, &str, &Expected),
     loaded: &'a mut BTreeMap<K, Box<dyn Executable>>,
     key: K,
 ) -> Result<&'a mut Box<dyn Executable>, EngineError> {
     match loaded.entry(key) {
         std::collections::btree_map::Entry::Occupied(e) => Ok(e.into_mut()),
         std::collections::btree_map::Entry::Vacant(e) => {
-            Ok(e.insert(executor.load(&bundle.path(file), name).map_err(EngineError::new)?))
+            let function = executor.load(&bundle.path(file), name).map_err(EngineError::new)?;
+            match changed(bundle, file, name, expected, function.signature()) {
+                None => Ok(e.insert(function)),
+                Some(error) => Err(EngineError::new(error)),
+            }
         }
     }
+}
+
+/// Outputs by name, each of the shape it was declared with.
+fn named(
+    file: &str,
+    expected: &Expected,
+    signature: &Signature,
+    outputs: Vec<Array>,
+) -> Result<BTreeMap<String, Array>, EngineError> {
+    let mut named = BTreeMap::new();
+    for ((name, _), array) in signature.outputs.iter().zip(outputs) {
+        let whole =
+            expected.output(name).is_some_and(|t| t.shape == array.shape && t.numel() == array.data.len());
+        if !whole {
+            return Err(EngineError::new(format!(
+                "{file}: the executor gave `{name}` as {:?} with {} elements; this is a fault of the executor, report it",
+                array.shape,
+                array.data.len()
+            )));
+        }
+        named.insert(name.clone(), array);
+    }
+    Ok(named)
 }
 
 fn take_columns(x: &Array, start: usize, count: usize) -> Array {
@@ -492,14 +530,14 @@ fn rows(x: &Array, count: usize) -> Vec<f32> {
     (0..count).flat_map(|t| x.data.iter().skip(t).step_by(width).copied()).collect()
 }
 
-/// The stack's rotations in order of first use, with their frequencies.
-fn distinct_ropes(stack: &Stack) -> Vec<(Rope, Vec<f32>)> {
-    let mut ropes: Vec<(Rope, Vec<f32>)> = Vec::new();
+/// The stack's rotations in order of first use.
+fn distinct_ropes(stack: &Stack) -> Vec<Rope> {
+    let mut ropes: Vec<Rope> = Vec::new();
     for block in &stack.blocks {
         if let Mixer::Attention(a) = &block.mixer
-            && !ropes.iter().any(|(r, _)| *r == a.rope)
+            && !ropes.contains(&a.rope)
         {
-            ropes.push((a.rope, a.rope.frequencies()));
+            ropes.push(a.rope);
         }
     }
     ropes

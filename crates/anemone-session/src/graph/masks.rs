@@ -3,6 +3,21 @@
 use anemone_ane::{CachePlan, MASKED, StatePlan};
 use anemone_mil::Array;
 
+/// Name of the mask input of attention layers with a window, or without one.
+pub(super) fn mask_name(window: Option<usize>) -> String {
+    window.map_or("mask_full".to_string(), |w| format!("mask_sliding_{w}"))
+}
+
+/// Name of the input that puts tokens into a state of `rows`.
+pub(super) fn place_name(rows: usize) -> String {
+    format!("place_{rows}")
+}
+
+/// Name of the input that says which rows of a state of `rows` stay.
+pub(super) fn keep_name(rows: usize) -> String {
+    format!("keep_{rows}")
+}
+
 /// Cosines and sines of positions `start..start + tokens`, each `[1, half, 1, tokens]`.
 pub(super) fn rotation(frequencies: &[f32], half: usize, start: usize, tokens: usize) -> (Array, Array) {
     let (mut cos, mut sin) = (Array::zeros(&[1, half, 1, tokens]), Array::zeros(&[1, half, 1, tokens]));
@@ -22,7 +37,6 @@ pub(super) fn rotation(frequencies: &[f32], half: usize, start: usize, tokens: u
 /// `start` on were taken back. This pass's own columns follow the cached rows.
 pub(super) fn mask(plan: &CachePlan, start: usize, written: usize, tokens: usize) -> Option<(String, Array)> {
     let CachePlan::Attention { rows, window, ring, .. } = *plan else { return None };
-    let name = window.map_or("mask_full".to_string(), |w| format!("mask_sliding_{w}"));
     let mut mask =
         Array { shape: vec![1, rows + tokens, 1, tokens], data: vec![MASKED; (rows + tokens) * tokens] };
     for row in 0..rows + tokens {
@@ -39,7 +53,7 @@ pub(super) fn mask(plan: &CachePlan, start: usize, written: usize, tokens: usize
             }
         }
     }
-    Some((name, mask))
+    Some((mask_name(window), mask))
 }
 
 /// The position a cached row holds when those below `written` have been put in the cache.
@@ -73,7 +87,7 @@ pub(super) fn entry(state: &StatePlan, start: usize, count: usize, tokens: usize
         place.data[t * rows + row] = 1.0;
         keep.data[row] = 0.0;
     }
-    [(format!("place_{rows}"), place), (format!("keep_{rows}"), keep)]
+    [(place_name(rows), place), (keep_name(rows), keep)]
 }
 
 #[cfg(test)]
