@@ -158,14 +158,20 @@ impl Options {
             return bad("--prefill", format!("asks for `{twice}` twice"));
         }
         if let Some(pass) = self.passes.iter().find(|p| p.tokens() == 0 || p.tokens() > self.ctx) {
-            return bad(
-                "--prefill",
-                format!(
-                    "asks for {} tokens in a pass; it must be from 1 to --ctx {}",
-                    pass.tokens(),
-                    self.ctx
+            let (tokens, ctx) = (pass.tokens(), self.ctx);
+            return match pass {
+                Pass::Verify(_) => bad(
+                    "--spec-drafts",
+                    format!(
+                        "is {}; with the token before them drafts must fit --ctx {ctx}",
+                        tokens.saturating_sub(1)
+                    ),
                 ),
-            );
+                _ => bad(
+                    "--prefill",
+                    format!("asks for {tokens} tokens in a pass; it must be from 1 to --ctx {ctx}"),
+                ),
+            };
         }
         if self.spec_version < 9 && self.cache == CacheKind::State {
             return bad("--cache", "state needs --target macos15 or later; use io".into());

@@ -88,6 +88,11 @@ pub struct StatePlan {
 /// Cuts a stack: as few chunks as the size limit and options allow, and head slices within theirs.
 pub fn plan(stack: &Stack, options: &Options) -> Result<Plan, Error> {
     options.check(stack.max_position_embeddings)?;
+    let layers = stack.blocks.len();
+    if let Some(n) = options.layers_per_chunk.filter(|n| !(1..=layers).contains(n)) {
+        let problem = format!("is {n}; it must be from 1 to the model's {layers} layers, or auto");
+        return Err(Error::Option { option: "--chunk", problem });
+    }
     let mut sizes = Vec::new();
     for block in &stack.blocks {
         let ffn = match &block.ffn {

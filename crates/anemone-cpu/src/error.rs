@@ -66,7 +66,7 @@ pub enum Error {
     ForeignSnapshot,
     /// A weight holds NaN or infinity.
     #[error(
-        "tensor `{name}` holds a value that is not finite at element {index}; the file is damaged or was saved by a diverged run: download or export it again"
+        "tensor `{name}` holds a value that is not finite at element {index}; the file is damaged or was saved by a diverged run: download, export or convert it again"
     )]
     NonFiniteWeight {
         /// Tensor name.

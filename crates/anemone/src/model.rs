@@ -123,9 +123,24 @@ impl ModelArgs {
     /// The model with `--bundle` in the place of `--model`; errors when what it names is no bundle.
     pub(crate) fn or_bundle(&self, arg: &BundleArg) -> Result<Self> {
         let Some(path) = &arg.bundle else { return Ok(self.clone()) };
-        Bundle::open(path).with_context(|| format!("--bundle {}", path.display()))?;
+        open_bundle(path)?;
         Ok(Self { model: Some(path.clone()), ..self.clone() })
     }
+}
+
+/// The bundle that `--bundle` names.
+pub(crate) fn open_bundle(path: &Path) -> Result<Bundle> {
+    let flag = || format!("--bundle {}", path.display());
+    let is_checkpoint = path.is_file() || path.join("config.json").is_file();
+    if path.exists() && !Bundle::is_bundle(path) && is_checkpoint {
+        bail!(
+            "{}: this is a checkpoint and no bundle (it has no manifest.json); name it with --model, or make a bundle of it \
+             with anemone convert --model {} --out DIR",
+            flag(),
+            path.display()
+        );
+    }
+    Bundle::open(path).with_context(flag)
 }
 
 /// Opens the checkpoint that `--model` names, downloading it if it is a hub id.

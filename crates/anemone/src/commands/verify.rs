@@ -10,7 +10,7 @@ use anemone_bundle::Bundle;
 use anemone_cpu::{Arithmetic, Layout, Model};
 use anemone_session::Engine as _;
 use anemone_verify::{Error, Options, Recording, Report, html, read_golden, verify};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::{Value, json};
 
 use crate::args::{EngineArgs, ModelArgs};
@@ -53,6 +53,9 @@ pub(crate) struct Args {
     /// Least cosine of the logits that passes
     #[arg(long, value_name = "X", default_value_t = 0.999, value_parser = cosine, allow_negative_numbers = true)]
     min_cos: f64,
+    /// Do not read the bundle's files first to compare them with the manifest's hashes
+    #[arg(long)]
+    no_verify_hash: bool,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -76,8 +79,10 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     let subject =
         ModelArgs { model: args.bundle.clone().or_else(|| args.model.model.clone()), ..args.model.clone() };
     if let Some(path) = &args.bundle {
-        let bundle = Bundle::open(path).with_context(|| format!("--bundle {}", path.display()))?;
-        check_reference(args, &bundle)?;
+        check_reference(args, &model::open_bundle(path)?)?;
+    }
+    if let Some(path) = subject.model.as_deref().filter(|p| !args.no_verify_hash && Bundle::is_bundle(p)) {
+        Bundle::open(path)?.verify_hashes()?;
     }
     let mut loaded = Loaded::new(&subject, &args.engine, 0, true, shell)?;
     let room = loaded.engine.context_len();
@@ -90,7 +95,7 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
         None => Vec::new(),
         Some(path) => {
             let blocks: Vec<String> = loaded.stack().blocks.iter().map(|b| b.path.clone()).collect();
-            read_golden(path, &blocks, args.max_new_tokens).context("--golden")?
+            read_golden(path, &blocks, args.max_new_tokens).map_err(|e| anyhow!("--golden {e}"))?
         }
     };
     let with_checkpoint = args.golden.is_none() || args.model.model.is_some();
@@ -98,8 +103,11 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
         with_checkpoint || (args.prompt.is_empty() && args.text.is_none()),
         "--prompt and --text need a reference that can be run; add --model with the checkpoint"
     );
-    let prompts =
-        if with_checkpoint { prompts(args, &loaded, room - args.max_new_tokens, shell)? } else { Vec::new() };
+    let (prompts, notes) = if with_checkpoint {
+        prompts(args, &loaded, room - args.max_new_tokens)?
+    } else {
+        (Vec::new(), Vec::new())
+    };
     let mut reference = if with_checkpoint { Some(reference(args, &prompts, shell)?) } else { None };
     let bar = indicatif::ProgressBar::new_spinner();
     if shell.quiet {
@@ -138,6 +146,9 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
         output::data(&table(&report, &facts))?;
     }
     if !shell.quiet {
+        for text in &notes {
+            output::note(text);
+        }
         for skipped in &report.skipped {
             output::note(&format!("not compared: {}: {}", skipped.prompt, skipped.reason));
         }
@@ -157,15 +168,16 @@ fn check_reference(args: &Args, bundle: &Bundle) -> Result<()> {
     );
 }
 
-fn prompts(args: &Args, loaded: &Loaded, room: usize, shell: &Shell) -> Result<Vec<Prompt>> {
+/// What to run, and what is to be said about it.
+fn prompts(args: &Args, loaded: &Loaded, room: usize) -> Result<(Vec<Prompt>, Vec<String>)> {
     let tokenizer = model::tokenizer(&loaded.checkpoint)?;
-    let mut prompts = Vec::new();
+    let (mut prompts, mut notes) = (Vec::new(), Vec::new());
     if let Some(path) = &args.text {
         let text = files::read_text("--text", path)?;
         let tokens = tokenizer.encode(&text, true).with_context(|| format!("--text {}", path.display()))?;
         let used = tokens.len().min(args.max_tokens);
-        if used < tokens.len() && !shell.quiet {
-            output::note(&format!(
+        if used < tokens.len() {
+            notes.push(format!(
                 "--text: {used} of {} tokens are used; --max-tokens N takes more",
                 tokens.len()
             ));
@@ -177,8 +189,8 @@ fn prompts(args: &Args, loaded: &Loaded, room: usize, shell: &Shell) -> Result<V
     for (i, text) in texts.enumerate() {
         let tokens = tokenizer.encode(text, true).context("--prompt")?;
         let prompt = prompts::cut(format!("prompt {}", i + 1), tokens, room);
-        if prompt.left_out > 0 && !shell.quiet {
-            output::note(&format!(
+        if prompt.left_out > 0 {
+            notes.push(format!(
                 "{}: its last {} tokens do not fit and are left out",
                 prompt.name, prompt.left_out
             ));
@@ -189,11 +201,18 @@ fn prompts(args: &Args, loaded: &Loaded, room: usize, shell: &Shell) -> Result<V
         prompts.iter().all(|p| !p.tokens.is_empty()) && !prompts.is_empty(),
         "a text has no tokens; give --prompt or --text with at least one"
     );
-    Ok(prompts)
+    Ok((prompts, notes))
 }
 
 /// The checkpoint in exact arithmetic.
 fn reference(args: &Args, prompts: &[Prompt], shell: &Shell) -> Result<anemone_cpu::Engine> {
+    if let Some(path) = args.model.model.as_ref().filter(|p| Bundle::is_bundle(p)) {
+        ensure!(
+            args.bundle.is_none() && !args.engine.emulated()?,
+            "--model {}: this is a bundle; name it with --bundle, and the checkpoint it was made from with --model",
+            path.display()
+        );
+    }
     let checkpoint = model::open(&args.model, shell)?;
     let stack = model::stack(&checkpoint)?;
     let model = Model::load(stack, &*checkpoint.weights(), Layout::Mapped)?;

@@ -56,7 +56,22 @@ fn a_dry_run_writes_nothing_and_bad_plans_are_refused() {
     convert(&["--ctx", "32", "--prefill", "64"]).fails(1, &["64 tokens", "--ctx 32"]);
     convert(&["--precision", "lut4"]).fails(1, &["--precision", "fp16"]);
     convert(&["--chunk", "0"]).fails(2, &["--chunk"]);
+    convert(&["--chunk", "99"]).fails(1, &["--chunk is 99", "8 layers"]);
+    convert(&["--ctx", "64", "--spec-drafts", "64"]).fails(1, &["--spec-drafts is 64", "--ctx 64"]);
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_place_where_no_directory_can_be_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    std::fs::write(&file, "x").unwrap();
+    let below = file.join("b");
+    let places = [below.to_str().unwrap(), "/proc/b"];
+    for place in places.into_iter().take(if cfg!(target_os = "linux") { 2 } else { 1 }) {
+        anemone(&["convert", "-q", "--out", place])
+            .fails(1, &[&format!("--out {place}"), "no directory can be made at", "choose a place"]);
+    }
 }
 
 #[test]

@@ -251,6 +251,23 @@ fn a_mask_off_by_one_fails() {
 }
 
 #[test]
+fn damaged_weights_are_told_from_overflow() {
+    let (_dir, path) = bundle(&PASSES);
+    let file = Path::new(&path).join("chunk_0.mlpackage/Data/com.apple.CoreML/weights/weight.bin");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let middle = bytes.len() / 4 * 2;
+    bytes[middle..middle + 64].copy_from_slice(&[0, 0x7c].repeat(32));
+    std::fs::write(&file, bytes).unwrap();
+    verify(&path, &[]).fails(1, &["chunk_0.mlpackage differs from the manifest", "convert the model again"]);
+    let damaged = ["weights are damaged", "anemone inspect --verify-hash --model"];
+    verify(&path, &["--no-verify-hash"]).fails(1, &damaged);
+    let run =
+        |engine| anemone(&["run", "-q", "--bundle", &path, "--engine", engine, "-n", "2", "-p", "once"]);
+    run("emulator").fails(1, &damaged);
+    run("cpu").fails(1, &["`model.layers.", "not finite", "convert it again"]);
+}
+
+#[test]
 fn what_cannot_be_verified_is_named_with_the_remedy() {
     let (dir, path) = bundle(&["--prefill-only", "--prefill", "16"]);
     // A bundle that cannot generate quickly can still be verified.
@@ -266,7 +283,25 @@ fn what_cannot_be_verified_is_named_with_the_remedy() {
     let golden = data("stories-lfm2/goldens.json");
     say(&["--golden", golden.to_str().unwrap(), "-p", "once"], &["--prompt", "add --model"]);
     verify(&path, &["--min-cos", "2"]).fails(2, &["--min-cos", "from -1 to 1"]);
-    anemone(&["verify", "--bundle", assets().to_str().unwrap()]).fails(1, &["--bundle", "manifest.json"]);
+    anemone(&["verify", "--bundle", assets().to_str().unwrap()])
+        .fails(1, &["--bundle", "manifest.json", "name it with --model", "anemone convert"]);
+    say(&["--model", &path, "-p", "once"], &["this is a bundle", "--bundle", "checkpoint it was made from"]);
+    // What is left out of a prompt is not said before an error.
+    let other = data("stories-lfm2/goldens.json");
+    let plain = [
+        "verify",
+        "--bundle",
+        &path,
+        "--engine",
+        "emulator",
+        "--model",
+        other.to_str().unwrap(),
+        "-n",
+        "220",
+    ];
+    anemone(&plain).fails(1, &["goldens.json"]);
+    let none = verify(&path, &["--golden", "/no/such/file"]);
+    assert!(none.stderr.starts_with("error: --golden /no/such/file: cannot"), "{}", none.stderr);
     let other = dir.path().join("goldens.json");
     std::fs::write(&other, r#"{"cases": [{"name": "far", "token_ids": [1, 99999]}]}"#).unwrap();
     say(&["--golden", other.to_str().unwrap()], &["`far`", "99999", "another model"]);

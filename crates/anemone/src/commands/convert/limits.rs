@@ -25,12 +25,6 @@ pub(super) fn reached(plan: &Plan, options: &Options) -> Vec<String> {
             ));
         }
     }
-    let longest = plan.head.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
-    if longest > OLD_AXIS {
-        lines.push(format!(
-            "head slices of {longest} rows are beyond the {OLD_AXIS} that M1 and M2 take; use more --head-chunks"
-        ));
-    }
     let pass = options.passes.iter().map(|p| p.tokens()).max().unwrap_or(1);
     let rows = plan.chunks.iter().flat_map(|c| &c.caches).filter_map(|cache| match cache {
         CachePlan::Attention { rows, .. } => Some(rows + pass),
@@ -70,8 +64,8 @@ mod tests {
         };
         let options = Options { passes: vec![Pass::Decode, Pass::Prefill(64)], ..Options::default() };
         assert!(reached(&plan(chunk(1 << 30, 16_320), OLD_AXIS), &options).is_empty());
-        let lines = reached(&plan(chunk(3 << 29, 16_384), 20_000), &options);
-        let parts = ["--chunk 3", "--head-chunks", "16448 keys is beyond the 16384"];
+        let lines = reached(&plan(chunk(3 << 29, 16_384), OLD_AXIS), &options);
+        let parts = ["--chunk 3", "16448 keys is beyond the 16384"];
         assert_eq!(lines.len(), parts.len(), "{lines:?}");
         assert!(lines.iter().zip(parts).all(|(line, part)| line.contains(part)), "{lines:?}");
         assert!(reached(&plan(chunk(0, 131_072), 1), &options)[0].contains("65536 that any engine"));
