@@ -1,0 +1,285 @@
+//! A decision model at work: states and questions to answers.
+
+use std::sync::Arc;
+
+use anemone_checkpoint::DecisionCheckpoint;
+use anemone_cpu::{LayaEngine, LayaModel, LayaOptions, Parallel, Row, Scores};
+use anemone_models::{Config, Laya};
+
+use crate::answer::Answer;
+use crate::calibration::Calibration;
+use crate::gate::Gate;
+use crate::prompt::{Limits, Prompt, StateTokens, Vocabulary};
+use crate::question::Question;
+use crate::value::Value;
+use crate::{Error, Result};
+
+/// Name of the family, which results carry.
+pub(crate) const MODEL: &str = "laya-rl-agent";
+
+/// How options stand in a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum OptionLayout {
+    /// One after the other.
+    Sequential,
+    /// Side by side: they share positions and do not see each other.
+    Parallel,
+}
+
+/// Choices of a call.
+#[derive(Debug, Clone, Default)]
+pub struct Request {
+    /// Tokens a row may have; the model's own limit when absent.
+    pub max_len: Option<usize>,
+    /// Tokens instructions and options may have; the model's own limit when absent.
+    pub head_max_len: Option<usize>,
+    /// Language of the state, for temperatures set by language.
+    pub language: Option<String>,
+    /// The least confidence an answer should have.
+    pub gate: Option<Gate>,
+}
+
+/// A decision model with its tokenizer and calibration.
+#[derive(Debug)]
+pub struct Decider {
+    engine: LayaEngine,
+    vocabulary: Vocabulary,
+    calibration: Calibration,
+    limits: Limits,
+    layout: OptionLayout,
+}
+
+/// A question's row and what the model made of it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Decision {
+    /// Id of the question.
+    pub id: String,
+    /// What the model read.
+    pub prompt: Prompt,
+    /// Its scores, in slot order.
+    pub scores: Scores,
+    /// The answer.
+    pub answer: Answer,
+}
+
+/// The decisions about one state, in the order of the questions.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Decisions(pub Vec<Decision>);
+
+impl Decider {
+    /// Loads a snapshot.
+    pub fn load(checkpoint: &DecisionCheckpoint, options: LayaOptions) -> Result<Self> {
+        let agent = checkpoint.agent_config();
+        let weights = checkpoint.weights();
+        let laya = Laya::load(agent, checkpoint.encoder_config(), &*weights)?;
+        let config = Config::of(agent, "rl_agent_config.json");
+        let limits = Limits {
+            max_len: config.count("max_len")?.unwrap_or(512),
+            head_max_len: config.count("head_max_len")?.unwrap_or(192),
+        };
+        let layout = match config.text("option_layout")? {
+            None | Some("sequential") => OptionLayout::Sequential,
+            Some("parallel") => OptionLayout::Parallel,
+            Some(other) => {
+                let problem = format!("is `{other}`; supported are `sequential` and `parallel`");
+                return Err(config.error("option_layout", problem).into());
+            }
+        };
+        let calibration = Calibration::of_config(agent)?;
+        let vocabulary = Vocabulary::new(&checkpoint.tokenizer_json()?, checkpoint.tokenizer_config())?;
+        let model = Arc::new(LayaModel::load(laya, &*weights)?);
+        Ok(Self { engine: LayaEngine::new(model, options), vocabulary, calibration, limits, layout })
+    }
+
+    /// The engine.
+    pub fn engine(&self) -> &LayaEngine {
+        &self.engine
+    }
+
+    /// The tokenizer and its special tokens.
+    pub fn vocabulary(&self) -> &Vocabulary {
+        &self.vocabulary
+    }
+
+    /// The calibration, to be changed or replaced.
+    pub fn calibration_mut(&mut self) -> &mut Calibration {
+        &mut self.calibration
+    }
+
+    /// The model's own limits.
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// Answers every question about a state in one pass.
+    pub fn decide(&mut self, state: &Value, questions: &[Question], request: &Request) -> Result<Decisions> {
+        let mut all = self.decide_all(&[state], questions, request)?;
+        Ok(all.pop().unwrap_or(Decisions(Vec::new())))
+    }
+
+    /// Answers the same questions about every state in one pass, in the order of the states.
+    pub fn decide_all(
+        &mut self,
+        states: &[&Value],
+        questions: &[Question],
+        request: &Request,
+    ) -> Result<Vec<Decisions>> {
+        let limits = self.limits_of(request)?;
+        let mut prompts = Vec::with_capacity(states.len() * questions.len());
+        for state in states {
+            let tokens = self.vocabulary.state(state)?;
+            for question in questions {
+                prompts.push(self.vocabulary.prompt(question, &tokens, limits)?);
+            }
+        }
+        let kinds = (0..states.len()).flat_map(|_| questions);
+        let scores = self.score(prompts.iter().zip(kinds.clone().map(|q| q.kind.index())))?;
+        let mut rows = prompts.into_iter().zip(scores).zip(kinds).map(|((prompt, scores), question)| {
+            let answer = Answer::new(
+                question,
+                &scores.logits,
+                &scores.action_logits,
+                &self.calibration,
+                request.language.as_deref(),
+                request.gate.as_ref(),
+            );
+            Decision { id: question.id.clone(), prompt, scores, answer }
+        });
+        Ok(states.iter().map(|_| Decisions(rows.by_ref().take(questions.len()).collect())).collect())
+    }
+
+    /// The row of each question about a state, without running the model.
+    pub fn prompts(&self, state: &Value, questions: &[Question], request: &Request) -> Result<Vec<Prompt>> {
+        let (limits, tokens) = (self.limits_of(request)?, self.vocabulary.state(state)?);
+        questions.iter().map(|question| self.vocabulary.prompt(question, &tokens, limits)).collect()
+    }
+
+    pub(crate) fn limits_of(&self, request: &Request) -> Result<Limits> {
+        let longest = self.engine.model().laya().encoder.max_position_embeddings;
+        let checked = |name, asked: Option<usize>, own: usize| match asked {
+            None => Ok(own),
+            Some(n) if (1..=longest).contains(&n) => Ok(n),
+            Some(n) => {
+                let problem =
+                    format!("is {n}, expected 1 to {longest} (the encoder's max_position_embeddings)");
+                Err(Error::Argument { name, problem })
+            }
+        };
+        Ok(Limits {
+            max_len: checked("max_len", request.max_len, self.limits.max_len)?,
+            head_max_len: checked("head_max_len", request.head_max_len, self.limits.head_max_len)?,
+        })
+    }
+
+    /// Most state tokens that fit a row of this question.
+    pub(crate) fn room(&self, question: &Question, limits: Limits) -> Result<usize> {
+        let empty = StateTokens::empty();
+        let used = self.vocabulary.prompt(question, &empty, limits)?.ids.len();
+        Ok(limits.max_len.saturating_sub(used))
+    }
+
+    fn score<'a>(&mut self, prompts: impl Iterator<Item = (&'a Prompt, usize)>) -> Result<Vec<Scores>> {
+        let prompts: Vec<(&Prompt, usize)> = prompts.collect();
+        let spans: Vec<Option<(Vec<u32>, Vec<u32>)>> = (prompts.iter())
+            .map(|(prompt, _)| (self.layout == OptionLayout::Parallel).then(|| side_by_side(prompt)))
+            .collect();
+        let rows: Vec<Row<'_>> = (prompts.iter().zip(&spans))
+            .map(|((prompt, kind), spans)| Row {
+                ids: &prompt.ids,
+                markers: &prompt.markers,
+                kind: *kind,
+                parallel: spans.as_ref().map(|(positions, options)| Parallel { positions, options }),
+            })
+            .collect();
+        // Rows of like length together waste least; the order changes no result.
+        let mut order: Vec<usize> = (0..rows.len()).collect();
+        order.sort_by_key(|i| rows[*i].ids.len());
+        let sorted: Vec<Row<'_>> = order.iter().map(|i| rows[*i]).collect();
+        let mut scores: Vec<(usize, Scores)> = order.into_iter().zip(self.engine.score(&sorted)?).collect();
+        scores.sort_by_key(|(i, _)| *i);
+        Ok(scores.into_iter().map(|(_, scores)| scores).collect())
+    }
+}
+
+/// Positions and options of the tokens of a row whose options stand side by side.
+fn side_by_side(prompt: &Prompt) -> (Vec<u32>, Vec<u32>) {
+    let (first, end) = (prompt.markers.first().copied().unwrap_or(prompt.options_end), prompt.options_end);
+    let ends = prompt.markers.iter().skip(1).copied().chain([end]);
+    let longest = prompt.markers.iter().zip(ends).map(|(start, end)| end - start).max().unwrap_or(0);
+    let place = |i: usize| {
+        if i < first {
+            return (i as u32, 0);
+        }
+        if i >= end {
+            return ((first + longest + i - end) as u32, 0);
+        }
+        let option = prompt.markers.partition_point(|marker| *marker <= i);
+        ((first + i - prompt.markers[option - 1]) as u32, option as u32)
+    };
+    (0..prompt.ids.len()).map(place).unzip()
+}
+
+impl Decisions {
+    /// The result object: `model`, `answers` by id, `usage`.
+    pub fn to_value(&self) -> Value {
+        let answers = self.0.iter().map(|d| (d.id.clone(), d.answer.to_value())).collect();
+        Value::Map(vec![
+            ("model".to_owned(), Value::text(MODEL)),
+            ("answers".to_owned(), Value::Map(answers)),
+            ("usage".to_owned(), self.usage()),
+        ])
+    }
+
+    /// What was read: token counts, and what was cut.
+    pub fn usage(&self) -> Value {
+        let count = |n: usize| Value::int(n as i128);
+        let tokens: usize = self.0.iter().map(|d| d.prompt.ids.len()).sum();
+        let mut usage =
+            vec![("input_tokens".to_owned(), count(tokens)), ("output_tokens".to_owned(), count(0))];
+        let Some(first) = self.0.first() else { return Value::Map(usage) };
+        let dropped = |d: &Decision| d.prompt.state_tokens - d.prompt.state_tokens_used;
+        let worst = self.0.iter().map(dropped).max().unwrap_or(0);
+        let cut = self.0.iter().filter(|d| dropped(d) > 0).map(|d| Value::text(&d.id)).collect();
+        usage.push(("state_tokens".to_owned(), count(first.prompt.state_tokens)));
+        usage.push(("state_tokens_dropped".to_owned(), count(worst)));
+        usage.push(("truncated".to_owned(), Value::Bool(worst > 0)));
+        usage.push(("truncated_questions".to_owned(), Value::List(cut)));
+        let collapsed: Vec<(String, Value)> = (self.0.iter())
+            .filter(|d| d.prompt.distinct_options < d.prompt.markers.len())
+            .map(|d| {
+                let per = d.prompt.tokens_per_option.map_or(Value::Null, count);
+                let entry = vec![
+                    ("total".to_owned(), count(d.prompt.markers.len())),
+                    ("distinct".to_owned(), count(d.prompt.distinct_options)),
+                    ("tokens_per_option".to_owned(), per),
+                ];
+                (d.id.clone(), Value::Map(entry))
+            })
+            .collect();
+        if !collapsed.is_empty() {
+            usage.push(("options".to_owned(), Value::Map(collapsed)));
+        }
+        Value::Map(usage)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_side_by_side_share_positions() {
+        let prompt = Prompt {
+            ids: vec![0; 12],
+            markers: vec![3, 5, 8],
+            options_end: 9,
+            state_tokens: 0,
+            state_tokens_used: 0,
+            distinct_options: 3,
+            tokens_per_option: None,
+        };
+        let (positions, options) = side_by_side(&prompt);
+        assert_eq!(positions, [0, 1, 2, 3, 4, 3, 4, 5, 3, 6, 7, 8]);
+        assert_eq!(options, [0, 0, 0, 1, 1, 2, 2, 2, 3, 0, 0, 0]);
+    }
+}

@@ -1,0 +1,110 @@
+use crate::ParseError;
+
+/// Why a request cannot be answered.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The state is null.
+    #[error("the state is null; give a text, an object or a list of turns")]
+    NoState,
+    /// The questions are not an object.
+    #[error("the questions are {found}, expected an object of id to definition")]
+    NotQuestions {
+        /// What they are.
+        found: &'static str,
+    },
+    /// A question's definition is not valid.
+    #[error("question '{id}': {problem}")]
+    Question {
+        /// Its id.
+        id: String,
+        /// What is wrong and what is allowed.
+        problem: String,
+    },
+    /// A score question has a null among its levels.
+    #[error("score question '{id}' has a null level at index {index}; give every level a description")]
+    NullLevel {
+        /// Its id.
+        id: String,
+        /// Place of the level.
+        index: usize,
+    },
+    /// The options of a question do not fit the token budget.
+    #[error(
+        "question '{id}': {fit} of {options} options fit {max_len} tokens; ask with fewer or shorter options, or raise the budgets (max_len, head_max_len)"
+    )]
+    Budget {
+        /// Its id.
+        id: String,
+        /// Options whose marker is inside the limit.
+        fit: usize,
+        /// Options asked.
+        options: usize,
+        /// The limit.
+        max_len: usize,
+    },
+    /// An argument of the call is out of range.
+    #[error("{name} {problem}")]
+    Argument {
+        /// Its name.
+        name: &'static str,
+        /// What is wrong and what is allowed.
+        problem: String,
+    },
+    /// A key of a configuration or calibration file is absent, of the wrong type or out of range.
+    #[error("{file}: `{key}` {problem}")]
+    Config {
+        /// The file.
+        file: String,
+        /// The key.
+        key: String,
+        /// What is wrong and what is allowed.
+        problem: String,
+    },
+    /// The tokenizer lacks a token the prompts are made of.
+    #[error("the tokenizer has no {key} `{token}`; take it from the same download as the model")]
+    Token {
+        /// Key of `tokenizer_config.json`.
+        key: &'static str,
+        /// The token it names.
+        token: String,
+    },
+    /// A text is not JSON.
+    #[error("not JSON: {0}")]
+    Json(#[from] ParseError),
+    /// The snapshot cannot be read.
+    #[error(transparent)]
+    Checkpoint(#[from] anemone_checkpoint::Error),
+    /// The snapshot is not a decision model.
+    #[error(transparent)]
+    Model(#[from] anemone_models::Error),
+    /// The engine failed.
+    #[error(transparent)]
+    Engine(#[from] anemone_cpu::Error),
+    /// The tokenizer failed.
+    #[error(transparent)]
+    Tokenizer(#[from] anemone_session::Error),
+}
+
+impl Error {
+    pub(crate) fn question(id: &str, problem: impl Into<String>) -> Self {
+        Self::Question { id: id.to_owned(), problem: problem.into() }
+    }
+
+    /// Whether the request is at fault, rather than the model or the machine.
+    pub fn is_request(&self) -> bool {
+        matches!(
+            self,
+            Self::NoState
+                | Self::NotQuestions { .. }
+                | Self::Question { .. }
+                | Self::NullLevel { .. }
+                | Self::Budget { .. }
+                | Self::Argument { .. }
+                | Self::Json(_)
+        )
+    }
+}
+
+/// Result of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
