@@ -4,7 +4,7 @@ use std::path::{Component, Path, PathBuf};
 use anemone_tensor::{Bytes, DType, Shape, Tensor};
 
 use crate::manifest::{FORMAT, FORMAT_VERSION, Manifest};
-use crate::{Error, file_hash, package_hash};
+use crate::{Error, content_hash, file_hash, package_hash};
 
 /// A bundle on disk.
 #[derive(Debug, Clone)]
@@ -123,13 +123,16 @@ impl Bundle {
         self.dir.join(name)
     }
 
-    /// Reads a small file, `None` when the bundle has none of that name.
+    /// Reads a small file and compares it with its hash, `None` when the bundle has none of that name.
     pub fn file(&self, name: &str) -> Result<Option<Vec<u8>>, Error> {
-        if !self.manifest.files.contains_key(name) {
-            return Ok(None);
-        }
+        let Some(expected) = self.manifest.files.get(name) else { return Ok(None) };
         let path = self.path(name);
-        fs::read(&path).map(Some).map_err(|source| Error::Io { path, source })
+        let bytes = fs::read(&path).map_err(|source| Error::Io { path: path.clone(), source })?;
+        let found = content_hash(&bytes);
+        if found == *expected {
+            return Ok(Some(bytes));
+        }
+        Err(Error::Hash { path, expected: expected.clone(), found })
     }
 
     /// A tensor the host reads itself, mapped.

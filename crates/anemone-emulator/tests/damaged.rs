@@ -326,6 +326,22 @@ fn run_alone(package: &Path) {
 }
 
 #[test]
+fn a_changed_config_is_refused() {
+    let Some(fixture) = fixture("lfm2-tiny-tied") else { return };
+    let place = tempfile::tempdir().unwrap();
+    let dir = place.path().join("bundle");
+    convert(&fixture, &dir, &options(CacheKind::Io));
+    // The host turns keys and queries by it, so that the packages could not tell.
+    let config = fs::read_to_string(dir.join("config.json")).unwrap();
+    let changed = config.replace("rope_theta\": 1", "rope_theta\": 2");
+    assert_ne!(changed, config);
+    fs::write(dir.join("config.json"), changed).unwrap();
+    let line = run(&dir, Emulator::new(Profile::Fp16, 1)).unwrap_err();
+    assert!(line.contains("config.json differs from the manifest (hash "), "{line}");
+    assert!(line.ends_with("convert the model again"), "{line}");
+}
+
+#[test]
 fn a_wrong_manifest_is_named_by_its_key() {
     let Some(fixture) = fixture("lfm3-tiny") else { return };
     let place = tempfile::tempdir().unwrap();
