@@ -1,4 +1,5 @@
-use std::fs::{self, File};
+use std::fs::File;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use anemone_checkpoint::SafetensorsFile;
@@ -20,15 +21,15 @@ const LIMIT: u64 = 256 << 20;
 pub fn read_golden(path: &Path, blocks: &[String], steps: usize) -> Result<Vec<Recording>, Error> {
     let json = if path.is_dir() { path.join("goldens.json") } else { path.to_path_buf() };
     let not = |problem: String| Error::Golden { path: json.clone(), problem };
-    let size = fs::metadata(&json).map_err(|e| not(format!("cannot be read ({e}); check the path")))?.len();
-    if size > LIMIT {
-        return Err(not(format!(
-            "is {} MiB; recordings are at most {} MiB: split it",
-            size >> 20,
-            LIMIT >> 20
-        )));
+    let file = File::open(&json).map_err(|e| not(format!("cannot be read ({e}); check the path")))?;
+    let mut bytes = Vec::new();
+    // The size a file states may be none, as that of a device.
+    file.take(LIMIT + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|e| not(format!("cannot be read ({e}); check the path")))?;
+    if bytes.len() as u64 > LIMIT {
+        return Err(not(format!("is larger than {} MiB; split it", LIMIT >> 20)));
     }
-    let bytes = fs::read(&json).map_err(|e| not(format!("cannot be read ({e}); check the permissions")))?;
     let value: Value =
         serde_json::from_slice(&bytes).map_err(|e| not(format!("is not JSON ({e}); record it again")))?;
     let cases = value["prompts"].as_array().or_else(|| value["cases"].as_array());
@@ -178,7 +179,7 @@ mod tests {
 
     fn read(text: &str) -> Result<Vec<Recording>, Error> {
         let dir = tempfile::tempdir().unwrap();
-        fs::write(dir.path().join("goldens.json"), text).unwrap();
+        std::fs::write(dir.path().join("goldens.json"), text).unwrap();
         read_golden(dir.path(), &["model.layers.0".to_owned()], 2)
     }
 

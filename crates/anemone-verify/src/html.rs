@@ -78,7 +78,7 @@ pub fn html(report: &Report, facts: &[(&str, String)]) -> String {
         report.error
     );
     if !report.divergences.is_empty() {
-        page.push_str("<table>\n<tr><th>prompt</th><th class=\"number\">position</th><th class=\"number\">step</th><th class=\"number\">expected</th>");
+        page.push_str("<table>\n<tr><th>pass</th><th>prompt</th><th class=\"number\">position</th><th class=\"number\">step</th><th class=\"number\">expected</th>");
         page.push_str("<th class=\"number\">found</th><th class=\"number\">margin</th><th class=\"number\">gap</th><th></th></tr>\n");
     }
     for d in &report.divergences {
@@ -87,8 +87,9 @@ pub fn html(report: &Report, facts: &[(&str, String)]) -> String {
         let (class, word) = if d.tie { ("soft", "tie") } else { ("bad", "different") };
         let _ = writeln!(
             page,
-            "<tr><td>{}</td><td class=\"number\">{}</td><td class=\"number\">{step}</td><td class=\"number\">{}</td><td class=\"number\">{}</td>\
+            "<tr><td>{}</td><td>{}</td><td class=\"number\">{}</td><td class=\"number\">{step}</td><td class=\"number\">{}</td><td class=\"number\">{}</td>\
              <td class=\"number\">{margin}</td><td class=\"number\">{:.5}</td><td class=\"{class}\">{word}</td></tr>",
+            escape(&d.pass),
             escape(&d.prompt),
             d.position,
             d.expected,

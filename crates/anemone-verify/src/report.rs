@@ -72,6 +72,8 @@ pub struct LayerDrift {
 /// A place where the engine's best token is not the reference's.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Divergence {
+    /// The kind of pass.
+    pub pass: String,
     /// The recording.
     pub prompt: String,
     /// Position of the token that would come next.
@@ -86,7 +88,7 @@ pub struct Divergence {
     pub margin: Option<f64>,
     /// By how much the reference prefers its token to the engine's; without its logits, the engine the other way round.
     pub gap: f64,
-    /// Whether the gap is within the error of the logits.
+    /// Whether the gap is within the error of the logits, and their cosines pass.
     pub tie: bool,
 }
 

@@ -135,14 +135,9 @@ impl Run {
             if let (Some(expected), Some(found)) = (expected, found)
                 && expected != found
             {
-                self.divergences.push(divergence(
-                    r,
-                    *position,
-                    None,
-                    expected,
-                    row(*position),
-                    Some(reference),
-                ));
+                let reference = Some(reference.as_slice());
+                let found = divergence(r, *position, None, expected, row(*position), reference);
+                self.divergences.push(Divergence { pass: tally.name.clone(), ..found });
             }
         }
         for (position, expected) in r.argmax.iter().flatten().enumerate().take(r.tokens.len()) {
@@ -152,12 +147,17 @@ impl Run {
             let equal = argmax(row(position)) == Some(*expected as usize);
             tally.argmax(equal);
             if !equal {
-                self.divergences.push(divergence(r, position, None, *expected as usize, row(position), None));
+                let found = divergence(r, position, None, *expected as usize, row(position), None);
+                self.divergences.push(Divergence { pass: tally.name.clone(), ..found });
             }
         }
         let found = streams.rows(r.tokens.len());
         for (path, rows) in &r.layers {
-            let Some((_, seen)) = found.iter().find(|(p, _)| p == path) else { continue };
+            let Some((_, seen)) = found.iter().find(|(p, _)| p == path) else {
+                return Err(EngineError::new(format!(
+                    "`{path}` is recorded and no layer of the engine; the recording is of another model"
+                )));
+            };
             for (position, reference) in rows {
                 let Some((_, values)) = seen.get(*position) else { continue };
                 if values.len() != reference.len() {
@@ -197,7 +197,7 @@ impl Run {
                 let expected = choice.id as usize;
                 let found =
                     divergence(r, last + step, Some(step), expected, &logits, recorded.map(Vec::as_slice));
-                self.divergences.push(found);
+                self.divergences.push(Divergence { pass: self.generation.name.clone(), ..found });
             }
             self.generated += 1;
             if step + 1 < steps {
@@ -216,10 +216,6 @@ impl Run {
         }
         let error = self.passes.iter().map(Tally::max_abs).fold(0.0, f64::max);
         let measured = self.passes.iter().any(|p| p.positions() > 0);
-        for d in &mut self.divergences {
-            // Without any logits to compare there is no error that could excuse a difference.
-            d.tie = measured && d.gap <= error;
-        }
         let passes = self.passes.into_iter().chain([self.generation]);
         let passes: Vec<_> = passes.filter(|p| !p.is_empty()).map(Tally::report).collect();
         let mut failures = Vec::new();
@@ -232,6 +228,10 @@ impl Run {
                     pass.name, worst.position, worst.prompt, options.min_cos
                 ));
             }
+        }
+        for d in &mut self.divergences {
+            // Without any logits to compare there is no error that could excuse a difference, and logits that are too far excuse none.
+            d.tie = measured && failures.is_empty() && d.gap <= error;
         }
         if let Some(d) = self.divergences.iter().find(|d| !d.tie) {
             failures.push(format!(
@@ -299,6 +299,7 @@ fn divergence(
         None => apart(logits, found, expected).max(r.min_margin.filter(|_| step.is_some()).unwrap_or(0.0)),
     };
     Divergence {
+        pass: String::new(),
         prompt: r.name.clone(),
         position,
         step,

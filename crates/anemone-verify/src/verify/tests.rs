@@ -145,6 +145,9 @@ fn one_kind_of_pass_that_is_wrong_is_named() {
     assert!(!report.passed());
     assert!(report.failures[0].starts_with("verify_3: ") && report.failures[0].contains("position 4 of `p`"));
     assert!(report.passes[0].cosine > Some(1.0 - 1e-12));
+    // The logits are off by more than the tokens are apart, and by too much to excuse anything.
+    assert!(report.error >= report.divergences[0].gap, "{report:?}");
+    assert!(report.divergences.iter().all(|d| !d.tie && d.pass == "verify_3"), "{report:?}");
     let nan = check(|f, _, row| {
         if f.only.is_some() {
             row[0] = f32::NAN;
@@ -182,6 +185,11 @@ fn recordings_that_do_not_fit_are_listed_or_refused() {
         Recording { layers: vec![(EMBEDDING.into(), vec![(0, vec![0.0])])], ..recording(0) },
         64,
         "2 channels and the recording 1",
+    );
+    say(
+        Recording { layers: vec![("model.layers.9".into(), vec![(0, vec![0.0])])], ..recording(0) },
+        64,
+        "`model.layers.9` is recorded and no layer",
     );
     say(Recording { tokens: vec![1], ..Recording::default() }, 64, "hold no logits");
 }

@@ -2,12 +2,14 @@ mod prompts;
 
 use std::fmt::Write as _;
 use std::io::Write as _;
+use std::mem::discriminant;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use anemone_bundle::Bundle;
 use anemone_cpu::{Arithmetic, Layout, Model};
+use anemone_models::Stack;
 use anemone_session::Engine as _;
 use anemone_verify::{Error, Options, Recording, Report, html, read_golden, verify};
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -19,13 +21,16 @@ use crate::model::{self, Loaded};
 use crate::{demo, files, output};
 use prompts::Prompt;
 
+/// Most differences the table lists.
+const DIFFERENCES: usize = 20;
+
 /// Compare a bundle on an engine with the checkpoint it was made from
 ///
 /// The reference is the checkpoint (--model) in exact f32, recorded outputs (--golden), or both. The same tokens go through
 /// every function of the bundle: logits, best tokens and the residual stream after each layer are compared at every position,
 /// then the greedy continuation. Without --bundle, the native engine is compared with itself in exact arithmetic. Exits
 /// with 1 when a cosine is below --min-cos, or when another token is best and it is no tie: a tie is a difference of two
-/// tokens that the reference holds closer together than the largest error of a logit over the prompts.
+/// tokens that the reference holds closer together than the largest error of a logit over the prompts, where no cosine is below.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Example:\n  anemone verify --bundle lfm2.bundle --engine emulator --model ./LFM2-350M\n  \
@@ -108,7 +113,8 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     } else {
         (Vec::new(), Vec::new())
     };
-    let mut reference = if with_checkpoint { Some(reference(args, &prompts, shell)?) } else { None };
+    let mut reference =
+        if with_checkpoint { Some(reference(args, &prompts, loaded.stack(), shell)?) } else { None };
     let bar = indicatif::ProgressBar::new_spinner();
     if shell.quiet {
         bar.set_draw_target(indicatif::ProgressDrawTarget::hidden());
@@ -205,7 +211,7 @@ fn prompts(args: &Args, loaded: &Loaded, room: usize) -> Result<(Vec<Prompt>, Ve
 }
 
 /// The checkpoint in exact arithmetic.
-fn reference(args: &Args, prompts: &[Prompt], shell: &Shell) -> Result<anemone_cpu::Engine> {
+fn reference(args: &Args, prompts: &[Prompt], subject: &Stack, shell: &Shell) -> Result<anemone_cpu::Engine> {
     if let Some(path) = args.model.model.as_ref().filter(|p| Bundle::is_bundle(p)) {
         ensure!(
             args.bundle.is_none() && !args.engine.emulated()?,
@@ -215,6 +221,12 @@ fn reference(args: &Args, prompts: &[Prompt], shell: &Shell) -> Result<anemone_c
     }
     let checkpoint = model::open(&args.model, shell)?;
     let stack = model::stack(&checkpoint)?;
+    if let Some(difference) = difference(subject, &stack) {
+        bail!(
+            "`{}` is another model than the bundle's: {difference}; give the checkpoint it was made from with --model",
+            checkpoint.name()
+        );
+    }
     let model = Model::load(stack, &*checkpoint.weights(), Layout::Mapped)?;
     let longest = prompts.iter().map(|p| p.tokens.len()).max().unwrap_or(1);
     let options = anemone_cpu::Options {
@@ -225,6 +237,21 @@ fn reference(args: &Args, prompts: &[Prompt], shell: &Shell) -> Result<anemone_c
         ..anemone_cpu::Options::default()
     };
     anemone_cpu::Engine::new(Arc::new(model), options).context("the reference")
+}
+
+/// What shows at a glance that two models have nothing to do with each other.
+fn difference(bundle: &Stack, checkpoint: &Stack) -> Option<String> {
+    let numbers = [
+        ("layers", bundle.blocks.len(), checkpoint.blocks.len()),
+        ("channels", bundle.hidden_size, checkpoint.hidden_size),
+        ("rows in its vocabulary", bundle.vocab_size, checkpoint.vocab_size),
+    ];
+    let number = numbers.iter().find(|(_, a, b)| a != b);
+    let mixers = || bundle.blocks.iter().zip(&checkpoint.blocks);
+    let kind = || mixers().position(|(a, b)| discriminant(&a.mixer) != discriminant(&b.mixer));
+    number
+        .map(|(what, a, b)| format!("it has {b} {what} instead of {a}"))
+        .or_else(|| kind().map(|layer| format!("layer {layer} is of another kind")))
 }
 
 fn facts(args: &Args, loaded: &Loaded, with_checkpoint: bool) -> Vec<(&'static str, String)> {
@@ -283,18 +310,25 @@ fn table(report: &Report, facts: &[(&str, String)]) -> String {
         "\n{} greedy tokens, logits off by {:.5} at most over the prompts",
         report.generated, report.error
     );
-    for d in &report.divergences {
+    let mut differences: Vec<_> = report.divergences.iter().collect();
+    differences.sort_by_key(|d| d.tie);
+    let (shown, more) = differences.split_at(differences.len().min(DIFFERENCES));
+    for d in shown {
         let margin = d.margin.map_or_else(String::new, |m| format!(", the best two {m:.5}"));
         let _ = writeln!(
             out,
-            "{}: position {} of `{}`: {} instead of {}, {:.5} apart{margin}",
+            "{}: {}, position {} of `{}`: {} instead of {}, {:.5} apart{margin}",
             if d.tie { "tie" } else { "different" },
+            d.pass,
             d.position,
             d.prompt,
             d.found,
             d.expected,
             d.gap
         );
+    }
+    if !more.is_empty() {
+        let _ = writeln!(out, "and {} more, which --json and --html list", more.len());
     }
     for failure in &report.failures {
         let _ = writeln!(out, "failed: {failure}");

@@ -44,12 +44,34 @@ fn a_sound_bundle_passes_in_every_pass() {
     let strict = verify(&path, &["--min-cos", "1"]);
     assert_eq!(strict.code, Some(1), "{strict:?}");
     assert!(strict.stdout.contains("failed: ") && strict.stdout.contains("below 1"), "{}", strict.stdout);
+    // A model that has nothing in common is not told token by token.
+    let wrong = verify(&path, &["--golden", &shifted(dir.path()), "-n", "64"]);
+    assert_eq!(wrong.code, Some(1), "{wrong:?}");
+    assert!(
+        !wrong.stdout.contains("tie: ") && wrong.stdout.contains(" more, which --json"),
+        "{}",
+        wrong.stdout
+    );
+    assert_eq!(wrong.stdout.lines().filter(|l| l.starts_with("different: ")).count(), 20);
     // The bundle's weights on the native engine, and the native engine alone.
     let weights =
         anemone(&["verify", "-q", "--bundle", &path, "--exact", "--json", "-p", "once upon a time"]).json();
     assert!(weights["cosine"].as_f64().unwrap() > 0.999_999, "{weights}");
     let native = anemone(&["verify", "-q", "--json", "-n", "4"]).json();
     assert_eq!(native["passes"][0]["name"], "all");
+}
+
+/// Recordings whose best tokens are all others.
+fn shifted(dir: &Path) -> String {
+    let mut golden = read_json(&data("stories-lfm2/goldens.json"));
+    for case in golden["cases"].as_array_mut().unwrap() {
+        for id in case["greedy_ids"].as_array_mut().unwrap() {
+            *id = ((id.as_u64().unwrap() + 1) % 2048).into();
+        }
+    }
+    let file = dir.join("shifted.json");
+    std::fs::write(&file, golden.to_string()).unwrap();
+    file.to_str().unwrap().to_owned()
 }
 
 #[test]
@@ -115,6 +137,11 @@ fn tiny_checkpoints_pass_against_their_recordings() {
         assert_eq!(report["skipped"], serde_json::json!([]));
         // What is closer than the error may differ, and is named.
         assert!(report["divergences"].as_array().unwrap().iter().all(|d| d["tie"] == true), "{name}");
+        if name != "lfm2-tiny-tied" {
+            let other = fixtures.join("lfm2-tiny-tied");
+            verify(path, &["--model", other.to_str().unwrap()])
+                .fails(1, &["`lfm2-tiny-tied` is another model", "layers instead of", "--model"]);
+        }
         verify(path, &[]).fails(1, &["no reference", name, "--model", "--golden"]);
     }
 }
@@ -279,6 +306,8 @@ fn what_cannot_be_verified_is_named_with_the_remedy() {
     say(&["-n", "256"], &["--max-new-tokens 256", "context of 256", "lower it"]);
     say(&["--text", "/no/such/file"], &["--text /no/such/file", "check the path"]);
     say(&["--golden", "/no/such/file"], &["--golden", "/no/such/file", "check the path"]);
+    #[cfg(unix)]
+    say(&["--golden", "/dev/zero"], &["--golden", "/dev/zero", "larger than 256 MiB"]);
     say(&["--html", "/no/such/dir/x.html", "-n", "1", "-p", "a"], &["--html", "create it first"]);
     let golden = data("stories-lfm2/goldens.json");
     say(&["--golden", golden.to_str().unwrap(), "-p", "once"], &["--prompt", "add --model"]);
