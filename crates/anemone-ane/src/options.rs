@@ -140,6 +140,9 @@ impl Default for Options {
     }
 }
 
+/// Most functions of a package, each of which whoever loads it keeps in memory.
+const PASSES: usize = 32;
+
 impl Options {
     pub(crate) fn check(&self, max_context: usize) -> Result<(), Error> {
         let bad = |option, problem: String| Err(Error::Option { option, problem });
@@ -151,6 +154,13 @@ impl Options {
                 "--prefill",
                 "leaves no function to convert; drop --decode-only or --prefill-only".into(),
             );
+        }
+        if self.passes.len() > PASSES {
+            let problem = format!(
+                "and the other functions are {}; a bundle has at most {PASSES}: give fewer lengths",
+                self.passes.len()
+            );
+            return bad("--prefill", problem);
         }
         let mut names: Vec<String> = self.passes.iter().map(|p| p.name()).collect();
         names.sort();

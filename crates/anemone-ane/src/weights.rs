@@ -138,10 +138,10 @@ fn stream(
 }
 
 fn beyond(name: &str, element: usize, value: f32, log2: u32) -> Box<dyn StdError + Send + Sync> {
-    let scaled = if log2 > 0 {
-        format!(" (after scaling by 2^{log2}; switch the rule scale-wide off)")
-    } else {
-        String::new()
+    let remedy = match log2 {
+        _ if value.is_nan() => "is no number; the checkpoint is damaged: download or export it again".into(),
+        0 => "is beyond fp16; run this model with the CPU engine".into(),
+        _ => format!("is beyond fp16 when scaled by 2^{log2}; convert with --no-rule scale-wide"),
     };
-    format!("element {element} of `{name}` is {value:e}, beyond fp16{scaled}").into()
+    format!("element {element} of `{name}`, {value:e}, {remedy}").into()
 }

@@ -171,6 +171,11 @@ fn options_out_of_range_name_their_flag() {
         say(Options { passes: vec![Pass::Prefill(9), Pass::Prefill(9)], ..Options::default() })
             .contains("prefill_9")
     );
+    let many = (2..34).map(Pass::Prefill).chain([Pass::Decode]).collect();
+    let many = say(Options { ctx: 64, passes: many, ..Options::default() });
+    assert!(many.contains("--prefill and the other functions are 33") && many.contains("fewer"), "{many}");
+    let most = Options { ctx: 64, passes: (2..34).map(Pass::Prefill).collect(), ..Options::default() };
+    assert!(plan(&stack, &most).is_ok());
     assert!(
         say(Options { ctx: 64, passes: vec![Pass::Prefill(65)], ..Options::default() }).contains("65 tokens")
     );

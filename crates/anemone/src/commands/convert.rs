@@ -60,7 +60,7 @@ pub(crate) struct Args {
     /// Layers of a package, or as few packages as the size limit allows
     #[arg(long, value_name = "auto|N", default_value = "auto", alias = "layers-per-model", value_parser = chunk)]
     chunk: Chunk,
-    /// Slices of the output head; 0 chooses by size
+    /// Slices of the output head, fewer where rounding their rows up to 64 leaves less; 0 chooses by size
     #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
     head_chunks: usize,
     /// Oldest system the packages must load on
@@ -150,6 +150,7 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
         report(args, &checkpoint, &stack, &options, &plan, None)?;
         return Ok(ExitCode::SUCCESS);
     }
+    check_tokenizer(&checkpoint, shell)?;
     let mut writer =
         Writer::create(&args.out, args.force).with_context(|| format!("--out {}", args.out.display()))?;
     let sha256 = jobs::run(&checkpoint, &stack, &options, &plan, &mut writer, shell)?;
@@ -159,6 +160,16 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     writer.finish(source, &options, &plan, tensors, &written_by)?;
     report(args, &checkpoint, &stack, &options, &plan, Some(start.elapsed().as_secs_f64()))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Errors for a tokenizer that the bundle could not use; without one it reads token ids only, which is said.
+fn check_tokenizer(checkpoint: &Checkpoint, shell: &Shell) -> Result<()> {
+    if checkpoint.tokenizer_json().is_ok() {
+        model::tokenizer(checkpoint).with_context(|| checkpoint.name().to_string())?;
+    } else if !shell.quiet {
+        output::note("the checkpoint has no tokenizer.json, so the bundle will run token ids and no text");
+    }
+    Ok(())
 }
 
 fn options(args: &Args) -> Options {
