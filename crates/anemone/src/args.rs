@@ -29,7 +29,7 @@ pub(crate) struct ModelArgs {
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Model")]
 pub(crate) struct BundleArg {
-    /// Bundle to run, as `convert` writes it; the same as --model DIR
+    /// Bundle, as `convert` writes it; the same as --model DIR
     #[arg(long, value_name = "DIR", conflicts_with = "model")]
     pub(crate) bundle: Option<PathBuf>,
 }

@@ -166,7 +166,7 @@ pub(crate) fn open(args: &ModelArgs, shell: &Shell) -> Result<Checkpoint> {
             path.display()
         );
     }
-    versioned("--model is a path on this machine")?;
+    versioned("the model is a path on this machine")?;
     if Bundle::is_bundle(path) {
         let bundle = Bundle::open(path)?;
         let weights = BundleWeights::open(&bundle)?;

@@ -12,7 +12,7 @@ use anyhow::{Result, bail};
 use clap::builder::RangedU64ValueParser;
 use serde_json::{Map, Value, json};
 
-use crate::args::{DEFAULT_CONTEXT, ModelArgs};
+use crate::args::{BundleArg, DEFAULT_CONTEXT, ModelArgs};
 use crate::cli::Shell;
 use crate::machine::bytes as size;
 use crate::{model, output};
@@ -25,7 +25,7 @@ use crate::{model, output};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  anemone inspect --model ./LFM2-350M\n  \
                         anemone inspect --model ./LFM2-350M --tensors --check --json\n  \
-                        anemone inspect --model ./lfm2.bundle --verify-hash\n  \
+                        anemone inspect --bundle ./lfm2.bundle --verify-hash\n  \
                         anemone inspect --model ./lfm2.bundle/head_0.mlpackage --mil")]
 #[expect(clippy::struct_excessive_bools, reason = "one for each switch of the command")]
 pub(crate) struct Args {
@@ -49,6 +49,8 @@ pub(crate) struct Args {
     json: bool,
     #[command(flatten)]
     model: ModelArgs,
+    #[command(flatten)]
+    bundle: BundleArg,
 }
 
 /// Memory a model needs, in bytes.
@@ -94,12 +96,13 @@ impl Memory {
 }
 
 pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
-    let packages = packages::of(args)?;
+    let model = args.model.or_bundle(&args.bundle)?;
+    let packages = packages::of(args, model.model.as_deref())?;
     if let Some(packages) = packages.as_ref().filter(|p| args.mil || p.is_alone()) {
         packages.show(args)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let checkpoint = model::open(&args.model, shell)?;
+    let checkpoint = model::open(&model, shell)?;
     let checked = args.check.then(|| check(&checkpoint)).transpose()?;
     let stack = model::stack(&checkpoint)?;
     let memory = Memory::of(&checkpoint, &stack, args.ctx)?;

@@ -4,7 +4,7 @@ use std::process::Stdio;
 
 use serde_json::Value;
 
-use crate::support::{anemone, command};
+use crate::support::{Copy, anemone, command};
 
 #[test]
 fn a_bundle_of_the_built_in_model_tells_the_same_story() {
@@ -75,6 +75,20 @@ fn a_place_where_no_directory_can_be_is_refused() {
 }
 
 #[test]
+fn a_tokenizer_that_is_broken_is_refused_and_one_that_is_absent_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("b");
+    let convert = |model: &Copy| {
+        anemone(&["convert", "--model", model.path(), "--out", out.to_str().unwrap(), "--decode-only"])
+    };
+    convert(&Copy::new().replace("tokenizer.json", "{", "[")).fails(1, &["tokenizer.json", "download"]);
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    let ran = convert(&Copy::new().without("tokenizer.json"));
+    assert!(ran.code == Some(0) && ran.stderr.contains("no tokenizer.json"), "{ran:?}");
+    anemone(&["forward", "-q", "--bundle", out.to_str().unwrap(), "--tokens", "1,5"]).ok();
+}
+
+#[test]
 fn two_conversions_are_byte_identical_and_inspect_verifies_them() {
     let dir = tempfile::tempdir().unwrap();
     let place = |name: &str| dir.path().join(name).to_str().unwrap().to_string();
@@ -96,7 +110,7 @@ fn two_conversions_are_byte_identical_and_inspect_verifies_them() {
     let bytes = |name: &str, file: &str| std::fs::read(dir.path().join(name).join(file)).unwrap();
     // The manifest holds a hash of everything else.
     assert_eq!(bytes("a", "manifest.json"), bytes("b", "manifest.json"));
-    let report = anemone(&["inspect", "--model", &place("a"), "--verify-hash", "--json"]).json();
+    let report = anemone(&["inspect", "--bundle", &place("a"), "--verify-hash", "--json"]).json();
     let bundle = &report["bundle"];
     assert_eq!((&report["model_type"], &bundle["hashes_verified"]), (&"lfm2".into(), &true.into()));
     let chunk = &bundle["packages"][0];
@@ -123,7 +137,8 @@ fn two_conversions_are_byte_identical_and_inspect_verifies_them() {
         .fails(1, &["chunk_0.mlpackage differs from the manifest", "convert the model again"]);
     anemone(&["inspect", "--model", &package, "--verify-hash"])
         .fails(1, &["--verify-hash", "pass the bundle"]);
-    anemone(&["inspect", "--mil"]).fails(1, &["--mil", "convert it first"]);
+    anemone(&["inspect", "--mil"]).fails(1, &["--mil", "the built-in model is not", "convert"]);
+    anemone(&["inspect", "--mil", "--model", "/no/such"]).fails(1, &["/no/such is not a bundle"]);
 }
 
 #[test]

@@ -20,15 +20,17 @@ pub(super) struct Packages {
     verified: bool,
 }
 
-/// What `--model` names, when it is a bundle or a package; hashes are verified when asked for.
-pub(super) fn of(args: &Args) -> Result<Option<Packages>> {
-    let path = args.model.model.as_deref();
+/// What `path` holds, when it is a bundle or a package; hashes are verified when asked for.
+pub(super) fn of(args: &Args, path: Option<&Path>) -> Result<Option<Packages>> {
     let bundle = path.filter(|p| Bundle::is_bundle(p)).map(Bundle::open).transpose()?;
     let package = path.filter(|p| bundle.is_none() && is_package(p));
     let flag = if args.mil { "--mil" } else { "--verify-hash" };
     if bundle.is_none() && package.is_none() {
         if args.mil || args.verify_hash {
-            bail!("{flag}: the model is not a bundle; convert it first, and pass the bundle with --model");
+            let what = path.map_or_else(|| "the built-in model".to_owned(), |p| p.display().to_string());
+            bail!(
+                "{flag}: {what} is not a bundle; convert the model first, and pass the bundle with --bundle"
+            );
         }
         return Ok(None);
     }
