@@ -16,8 +16,10 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// The answer of scores in slot order.
-    pub(crate) fn new(
+    /// The answer of scores, one for each option in slot order and one for each action.
+    ///
+    /// Panics when there are not as many scores as options, or no action.
+    pub fn new(
         question: &Question,
         logits: &[f32],
         action_logits: &[f32],
@@ -25,6 +27,7 @@ impl Answer {
         language: Option<&str>,
         gate: Option<&Gate>,
     ) -> Self {
+        assert_eq!(logits.len(), question.options.len(), "a score for each option");
         let p = calibration.probabilities(question, logits, language);
         let largest = p.iter().copied().fold(0.0, f64::max);
         let mut fields = vec![("type".to_owned(), Value::text(question.kind.name()))];

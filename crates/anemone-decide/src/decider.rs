@@ -124,17 +124,27 @@ impl Decider {
         questions: &[Question],
         request: &Request,
     ) -> Result<Vec<Decisions>> {
+        let asked: Vec<(&Value, &[Question])> = states.iter().map(|state| (*state, questions)).collect();
+        self.decide_each(&asked, request)
+    }
+
+    /// Answers each state's own questions in one pass, in the order given.
+    pub fn decide_each(
+        &mut self,
+        asked: &[(&Value, &[Question])],
+        request: &Request,
+    ) -> Result<Vec<Decisions>> {
         let limits = self.limits_of(request)?;
-        let mut prompts = Vec::with_capacity(states.len() * questions.len());
-        for state in states {
+        let mut prompts = Vec::new();
+        for (state, questions) in asked {
             let tokens = self.vocabulary.state(state)?;
-            for question in questions {
+            for question in *questions {
                 prompts.push(self.vocabulary.prompt(question, &tokens, limits)?);
             }
         }
-        let kinds = (0..states.len()).flat_map(|_| questions);
-        let scores = self.score(prompts.iter().zip(kinds.clone().map(|q| q.kind.index())))?;
-        let mut rows = prompts.into_iter().zip(scores).zip(kinds).map(|((prompt, scores), question)| {
+        let questions = asked.iter().flat_map(|(_, questions)| *questions);
+        let scores = self.score(prompts.iter().zip(questions.clone().map(|q| q.kind.index())))?;
+        let mut rows = prompts.into_iter().zip(scores).zip(questions).map(|((prompt, scores), question)| {
             let answer = Answer::new(
                 question,
                 &scores.logits,
@@ -145,7 +155,7 @@ impl Decider {
             );
             Decision { id: question.id.clone(), prompt, scores, answer }
         });
-        Ok(states.iter().map(|_| Decisions(rows.by_ref().take(questions.len()).collect())).collect())
+        Ok(asked.iter().map(|(_, q)| Decisions(rows.by_ref().take(q.len()).collect())).collect())
     }
 
     /// The row of each question about a state, without running the model.
@@ -228,6 +238,23 @@ impl Decisions {
             ("answers".to_owned(), Value::Map(answers)),
             ("usage".to_owned(), self.usage()),
         ])
+    }
+
+    /// Each row for inspection: `id`, `ids`, `markers`, `logits`, `action_logits`.
+    pub fn rows(&self) -> Value {
+        let whole = |list: &[usize]| Value::List(list.iter().map(|n| Value::int(*n as i128)).collect());
+        let floats = |list: &[f32]| Value::List(list.iter().map(|v| Value::Float(f64::from(*v))).collect());
+        let row = |d: &Decision| {
+            let ids = Value::List(d.prompt.ids.iter().map(|id| Value::int(*id)).collect());
+            Value::Map(vec![
+                ("id".to_owned(), Value::text(&d.id)),
+                ("ids".to_owned(), ids),
+                ("markers".to_owned(), whole(&d.prompt.markers)),
+                ("logits".to_owned(), floats(&d.scores.logits)),
+                ("action_logits".to_owned(), floats(&d.scores.action_logits)),
+            ])
+        };
+        Value::List(self.0.iter().map(row).collect())
     }
 
     /// What was read: token counts, and what was cut.

@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 
 use anemone_checkpoint::DecisionCheckpoint;
 use anemone_cpu::LayaOptions;
-use anemone_decide::{Calibration, Decider, Gate, Question, Request, Temperatures, Value, Windows};
+use anemone_decide::{
+    Answer, Calibration, Decider, Gate, Limits, Question, Request, Temperatures, Value, Vocabulary, Windows,
+};
 
 fn shared(path: &str) -> Option<PathBuf> {
     let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared").join(path);
@@ -188,4 +190,74 @@ fn the_shipped_model_answers_as_recorded() {
     }
     assert!(numbers.is_empty(), "{numbers:?}");
     assert!(cases.len() >= 20, "{}", cases.len());
+}
+
+/// What `rl_agent_config.json` of the published checkpoints says, and their special tokens.
+const PUBLISHED: [(&str, &str, [usize; 2], &str, &str); 3] = [
+    (
+        "laya",
+        "modernbert",
+        [512, 192],
+        r#"{"temperature": [1.6369030475616455, 1.2514300346374512, 1.983399510383606], "temperature_by_options":
+            {"choice:2": 1.9063563346862793, "choice:3-5": 1.7601518630981445, "choice:6-10": 1.0000158548355103,
+             "choice:11+": 0.10058280825614929, "score:3-5": 1.2514300346374512, "noul:2": 1.983399510383606}}"#,
+        r#"{"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "mask_token": "[MASK]"}"#,
+    ),
+    (
+        "laya-multilingual",
+        "mmbert",
+        [1024, 256],
+        r#"{"temperature": [1, 1, 1]}"#,
+        r#"{"cls_token": "<bos>", "sep_token": "<eos>", "pad_token": "<pad>", "mask_token": "<mask>"}"#,
+    ),
+    (
+        "laya-typed-decisions",
+        "modernbert",
+        [1024, 256],
+        r#"{"temperature": [1.0148024559020996, 1.0374259948730469, 1.0575125217437744], "temperature_by_options":
+            {"choice:2": 1.9063563346862793, "choice:3-5": 1.7601518630981445, "choice:6-10": 1.0000158548355103,
+             "choice:11+": 0.10058280825614929, "score:3-5": 1.2514300346374512, "noul:2": 1.983399510383606}}"#,
+        r#"{"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "mask_token": "[MASK]"}"#,
+    ),
+];
+
+#[test]
+fn rows_and_answers_of_the_published_checkpoints() {
+    let (Some(goldens), Some(tokenizers)) = (shared("goldens/laya"), shared("tokenizers")) else { return };
+    let (mut rows, mut compared, mut differ) = (0, 0, Vec::new());
+    for (name, tokenizer, [max_len, head_max_len], config, tokens) in PUBLISHED {
+        let tokenizer = std::fs::read(tokenizers.join(tokenizer).join("tokenizer.json")).unwrap();
+        let vocabulary = Vocabulary::new(&tokenizer, &serde_json::from_str(tokens).unwrap()).unwrap();
+        let calibration = Calibration::of_config(&serde_json::from_str(config).unwrap()).unwrap();
+        let limits = Limits { max_len, head_max_len };
+        for case in json(&goldens.join(format!("{name}.json"))).get("cases").unwrap().as_list().unwrap() {
+            let what = format!("{name}/{}", case.get("name").unwrap().as_str().unwrap());
+            let questions = Question::parse_all(case.get("questions").unwrap()).unwrap();
+            let state = vocabulary.state(case.get("state").unwrap()).unwrap();
+            let list = |key: &str| case.get(key).unwrap().as_list().unwrap();
+            for (i, question) in questions.iter().enumerate() {
+                let prompt = vocabulary.prompt(question, &state, limits).unwrap();
+                let item = &list("items")[i];
+                let ids: Vec<usize> = prompt.ids.iter().map(|id| *id as usize).collect();
+                assert_eq!(ids, whole(item.get("ids").unwrap()), "{what}");
+                assert_eq!(prompt.markers, whole(item.get("markers").unwrap()), "{what}");
+                let floats =
+                    |key: &str| floats(&list(key)[i]).into_iter().map(|v| v as f32).collect::<Vec<_>>();
+                let (logits, actions) = (floats("logits"), floats("action_logits"));
+                let ours = Answer::new(question, &logits, &actions, &calibration, None, None).to_value();
+                let theirs = case.get("answers").unwrap().get(&question.id).unwrap();
+                for (key, value) in theirs.as_map().unwrap() {
+                    // The recording version had fewer fields, and other legends; what it has must be equal.
+                    let ours = ours.get(key).unwrap_or_else(|| panic!("{what}: no {key}"));
+                    differences(ours, value, &format!("{what}.{key}"), &mut differ);
+                    compared += 1;
+                }
+                rows += 1;
+            }
+        }
+    }
+    println!("{rows} rows, {compared} fields, numbers that differ: {differ:?}");
+    assert_eq!(rows, 576);
+    assert!(compared > 2000, "{compared}");
+    assert!(differ.is_empty(), "{differ:?}");
 }

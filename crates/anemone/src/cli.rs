@@ -8,12 +8,12 @@ use clap::{Parser, Subcommand};
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::commands::{
-    bench, chat, completions, convert, doctor, forward, inspect, man, perplexity, run, verify,
+    bench, chat, completions, convert, decide, doctor, forward, inspect, man, perplexity, run, verify,
 };
 use crate::env::Environment;
 use crate::output;
 
-/// Small language models on any machine: one binary, no Python.
+/// Small language and decision models on any machine: one binary, no Python.
 #[derive(Debug, Parser)]
 #[command(
     name = "anemone",
@@ -43,6 +43,7 @@ struct GlobalArgs {
 enum Command {
     Run(Box<run::Args>),
     Chat(Box<chat::Args>),
+    Decide(Box<decide::Args>),
     Forward(forward::Args),
     Inspect(inspect::Args),
     Bench(Box<bench::Args>),
@@ -93,6 +94,7 @@ pub(crate) fn run() -> Result<ExitCode> {
     match cli.command {
         Command::Run(args) => run::run(&args, &shell),
         Command::Chat(args) => chat::run(&args, &shell),
+        Command::Decide(args) => decide::run(&args, &shell),
         Command::Forward(args) => forward::run(&args, &shell),
         Command::Inspect(args) => inspect::run(&args, &shell),
         Command::Bench(args) => bench::run(&args, &shell),

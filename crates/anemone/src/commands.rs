@@ -2,6 +2,7 @@ pub(crate) mod bench;
 pub(crate) mod chat;
 pub(crate) mod completions;
 pub(crate) mod convert;
+pub(crate) mod decide;
 pub(crate) mod doctor;
 pub(crate) mod forward;
 pub(crate) mod inspect;

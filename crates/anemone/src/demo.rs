@@ -1,3 +1,5 @@
+pub(crate) mod decision;
+
 use anemone_checkpoint::{Checkpoint, Error};
 
 /// Name of the built-in model.

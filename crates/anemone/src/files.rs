@@ -62,9 +62,14 @@ pub(crate) fn write_whole(
     let mut file = builder
         .tempfile_in(parent)
         .with_context(|| format!("{}: cannot create a file there; check the permissions", label()))?;
-    write(file.as_file_mut())
-        .and_then(|()| Ok(file.as_file_mut().flush()?))
-        .with_context(|| format!("{}: cannot write it; check the free space", label()))?;
+    // What else went wrong meanwhile is not the file's fault.
+    write(file.as_file_mut()).and_then(|()| Ok(file.as_file_mut().flush()?)).map_err(|error| {
+        if error.root_cause().is::<std::io::Error>() {
+            error.context(format!("{}: cannot write it; check the free space", label()))
+        } else {
+            error
+        }
+    })?;
     file.persist(path).with_context(|| format!("{}: cannot give the finished file its name", label()))?;
     Ok(())
 }
@@ -81,6 +86,8 @@ mod tests {
             file.write_all(b"half")?;
             bail!("interrupted")
         });
+        assert_eq!(failed.unwrap_err().to_string(), "interrupted");
+        let failed = write_whole("--out", &path, |_| Err(std::io::Error::other("full").into()));
         assert!(failed.unwrap_err().to_string().starts_with("--out "));
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
         write_whole("--out", &path, |file| Ok(file.write_all(b"whole")?)).unwrap();

@@ -1,14 +1,14 @@
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
 use anemone_bundle::{Bundle, BundleWeights};
 use anemone_checkpoint::hub::Progress;
-use anemone_checkpoint::{Checkpoint, is_hub_id, scan_non_finite};
+use anemone_checkpoint::{Checkpoint, DecisionCheckpoint, is_hub_id, scan_non_finite};
 use anemone_cpu::Model;
 use anemone_models::Stack;
 use anemone_session::{ChatTemplate, Engine as _, TemplateTokens, Tokenizer};
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 
 use crate::args::{BundleArg, EngineArgs, ModelArgs};
 use crate::cli::Shell;
@@ -145,20 +145,49 @@ pub(crate) fn open_bundle(path: &Path) -> Result<Bundle> {
 
 /// Opens the checkpoint that `--model` names, downloading it if it is a hub id.
 pub(crate) fn open(args: &ModelArgs, shell: &Shell) -> Result<Checkpoint> {
+    let Some(path) = locate(args, shell)? else { return Ok(demo::open()?) };
+    if Bundle::is_bundle(&path) {
+        let bundle = Bundle::open(&path)?;
+        let weights = BundleWeights::open(&bundle)?;
+        return Ok(Checkpoint::with_weights(&path, Arc::new(weights))?);
+    }
+    refuse_package(&path)?;
+    let opened = Checkpoint::open(&path);
+    match &args.model {
+        Some(id) if *id != path => opened.with_context(|| format!("--model {}", id.display())),
+        _ => Ok(opened?),
+    }
+}
+
+/// Opens the decision model that `--model` names, downloading it if it is a hub id.
+pub(crate) fn open_decision(args: &ModelArgs, shell: &Shell) -> Result<DecisionCheckpoint> {
+    let Some(path) = locate(args, shell)? else { return Ok(demo::decision::open()?) };
+    let label = || format!("--model {}", args.model.as_deref().unwrap_or(&path).display());
+    ensure!(
+        DecisionCheckpoint::is_at(&path) || !path.join("config.json").is_file(),
+        "{}: this is a language model, which has no decisions to make; use it with `run`, or pass a decision model (it has \
+         rl_agent_config.json)",
+        label()
+    );
+    DecisionCheckpoint::open(&path).with_context(label)
+}
+
+/// The path that `--model` names, where a hub id was downloaded to; none for the built-in model.
+fn locate(args: &ModelArgs, shell: &Shell) -> Result<Option<PathBuf>> {
     let versioned = |what: &str| {
         let Some(revision) = &args.revision else { return Ok(()) };
         bail!("--revision {revision}: {what}; leave it out, or name a hub id with --model org/name")
     };
     let Some(path) = &args.model else {
         versioned("the built-in model has no other version")?;
-        return Ok(demo::open()?);
+        return Ok(None);
     };
     if !path.exists() {
         if path.to_str().is_some_and(|id| id.contains('@')) {
             versioned("--model names a revision already")?;
         }
         if let Some(id) = path.to_str().filter(|id| is_hub_id(id)) {
-            return download(id, args, shell);
+            return download(id, args, shell).map(Some);
         }
         bail!(
             "--model {}: no such file or directory; pass a model directory, its config.json or a safetensors file, \
@@ -167,13 +196,7 @@ pub(crate) fn open(args: &ModelArgs, shell: &Shell) -> Result<Checkpoint> {
         );
     }
     versioned("the model is a path on this machine")?;
-    if Bundle::is_bundle(path) {
-        let bundle = Bundle::open(path)?;
-        let weights = BundleWeights::open(&bundle)?;
-        return Ok(Checkpoint::with_weights(path, Arc::new(weights))?);
-    }
-    refuse_package(path)?;
-    Ok(Checkpoint::open(path)?)
+    Ok(Some(path.clone()))
 }
 
 /// Describes the model and checks its tensors' names and shapes.
@@ -205,7 +228,7 @@ fn refuse_package(path: &Path) -> Result<()> {
     Ok(())
 }
 
-fn download(id: &str, args: &ModelArgs, shell: &Shell) -> Result<Checkpoint> {
+fn download(id: &str, args: &ModelArgs, shell: &Shell) -> Result<PathBuf> {
     let hub = shell.env.hub(args.offline, args.revision.as_deref());
     if hub.cache_dir.is_none() {
         return Err(anyhow!(
@@ -233,6 +256,5 @@ fn download(id: &str, args: &ModelArgs, shell: &Shell) -> Result<Checkpoint> {
     if let Some(bar) = bar {
         bar.finish_and_clear();
     }
-    let dir = dir.with_context(|| format!("--model {id}"))?;
-    Checkpoint::open(&dir).with_context(|| format!("--model {id}"))
+    dir.with_context(|| format!("--model {id}"))
 }

@@ -4,6 +4,7 @@
 
 mod chat;
 mod convert;
+mod decide;
 mod emulator;
 mod errors;
 mod forward;
