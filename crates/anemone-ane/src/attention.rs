@@ -1,6 +1,6 @@
 //! Grouped-query attention, keys first: the query heads that share keys ride the token axis together.
 
-use anemone_mil::{Arg, Value, VarId};
+use anemone_mil::{Value, VarId};
 use anemone_models::{Attention, Norm, Rope};
 
 use crate::Error;
@@ -77,7 +77,7 @@ pub(crate) fn attention(
     let mut outputs = Vec::new();
     for h in 0..a.kv_heads {
         let n = |what: &str| format!("{m}.{what}_{h}");
-        let scores = einsum(g, &n("scores"), "bkhc,bchq->bkhq", k[h], q[h])?;
+        let scores = g.einsum(&n("scores"), "bkhc,bchq->bkhq", k[h], q[h])?;
         let scores = g.times(&n("scaled"), scores, scale)?;
         let scores = g.add(&n("masked"), scores, mask)?;
         let mut p = g.op("softmax", &n("p"), &[("x", scores.into()), ("axis", Value::int(1).into())])?;
@@ -85,7 +85,7 @@ pub(crate) fn attention(
         if pv > 0 {
             p = g.times(&n("p_scaled"), p, f32::powi(2.0, pv))?;
         }
-        let mut o = einsum(g, &n("attended"), "bchk,bkhq->bchq", v[h], p)?;
+        let mut o = g.einsum(&n("attended"), "bchk,bkhq->bchq", v[h], p)?;
         if pv > 0 {
             o = g.times(&n("attended_scaled"), o, f32::powi(2.0, -pv))?;
         }
@@ -120,7 +120,7 @@ fn keys_first(
     let width = a.kv_heads * a.head_dim;
     let name = |h| named(a.kv_heads, &format!("k_{layer}_new"), h);
     let new =
-        new.into_iter().enumerate().map(|(h, head)| turn(g, &name(h), head)).collect::<Result<_, _>>()?;
+        new.into_iter().enumerate().map(|(h, head)| g.turn(&name(h), head)).collect::<Result<_, _>>()?;
     let k_new = g.concat(&format!("k_{layer}_new"), new, 3)?;
     let k_past = g.input(&format!("k_{layer}"), [1, rows, 1, width])?;
     let v_past = g.input(&format!("v_{layer}"), [1, width, 1, rows])?;
@@ -146,14 +146,9 @@ fn turned(
     let v = g.concat(&format!("{m}.values"), vec![v_past, v_new], 3)?;
     let k = g.split(&format!("{m}.keys.heads"), k, a.kv_heads, 1)?;
     let name = |h| format!("{m}.keys.turned_{h}");
-    let k = k.into_iter().enumerate().map(|(h, head)| turn(g, &name(h), head)).collect::<Result<_, _>>()?;
+    let k = k.into_iter().enumerate().map(|(h, head)| g.turn(&name(h), head)).collect::<Result<_, _>>()?;
     let v = g.split(&format!("{m}.values.heads"), v, a.kv_heads, 1)?;
     Ok((k_new, k, v))
-}
-
-/// `[1, a, 1, b]` to `[1, b, 1, a]`.
-fn turn(g: &mut Graph<'_, '_>, name: &str, x: VarId) -> Result<VarId, Error> {
-    g.op("transpose", name, &[("x", x.into()), ("perm", Value::ints(&[0, 3, 2, 1]).into())])
 }
 
 /// A name for one of several, or the plain name when it is the only one.
@@ -184,10 +179,6 @@ fn heads_on_tokens(
     let as_ = g.mul(&format!("{path}.a_sin"), a, sin)?;
     let second = g.add(&format!("{path}.second"), bc, as_)?;
     g.concat(&format!("{path}.rotated"), vec![first, second], 1)
-}
-
-fn einsum(g: &mut Graph<'_, '_>, name: &str, equation: &str, a: VarId, b: VarId) -> Result<VarId, Error> {
-    g.op("einsum", name, &[("values", Arg::List(vec![a, b])), ("equation", Value::text(equation).into())])
 }
 
 impl Shared {

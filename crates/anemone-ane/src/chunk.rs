@@ -29,7 +29,7 @@ pub fn lower_chunk(
         functions.insert(pass.name(), function);
     }
     let program = program(functions, options, &mut table);
-    Ok((program, table.records))
+    Ok((program, table.records.into_iter().flatten().collect()))
 }
 
 /// Wraps functions; one alone is called `main`, as packages of one function must.

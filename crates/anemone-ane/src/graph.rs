@@ -1,6 +1,6 @@
 //! Pieces every part of a lowering is made of.
 
-use anemone_mil::{Arg, DataType, Function, FunctionBuilder, TensorType, Type, Value, VarId, identifier};
+use anemone_mil::{Arg, Function, FunctionBuilder, TensorType, Type, Value, VarId, identifier};
 use anemone_models::{Linear, Norm};
 
 use crate::weights::Table;
@@ -23,10 +23,6 @@ pub(crate) enum Role {
     Other,
 }
 
-fn fp16(v: f32) -> Value {
-    Value::float(DataType::Float16, v)
-}
-
 impl<'a, 'w> Graph<'a, 'w> {
     pub(crate) fn new(
         name: &str,
@@ -39,11 +35,16 @@ impl<'a, 'w> Graph<'a, 'w> {
     }
 
     pub(crate) fn input(&mut self, name: &str, shape: [usize; 4]) -> Result<VarId, Error> {
-        Ok(self.b.input(name, Type::Tensor(TensorType::fp16(shape)))?)
+        Ok(self.b.input(name, Type::Tensor(TensorType::new(self.table.dtype, shape)))?)
     }
 
     pub(crate) fn state(&mut self, name: &str, shape: [usize; 4]) -> Result<VarId, Error> {
-        Ok(self.b.input(name, Type::State(TensorType::fp16(shape)))?)
+        Ok(self.b.input(name, Type::State(TensorType::new(self.table.dtype, shape)))?)
+    }
+
+    /// A number in the program's precision.
+    pub(crate) fn number(&self, v: f32) -> Value {
+        Value::float(self.table.dtype, v)
     }
 
     pub(crate) fn write_state(&mut self, name: &str, state: VarId, data: VarId) -> Result<(), Error> {
@@ -77,7 +78,8 @@ impl<'a, 'w> Graph<'a, 'w> {
     }
 
     pub(crate) fn times(&mut self, name: &str, x: VarId, factor: f32) -> Result<VarId, Error> {
-        self.mul(name, x, fp16(factor))
+        let factor = self.number(factor);
+        self.mul(name, x, factor)
     }
 
     /// A constant of the weight file.
@@ -131,16 +133,41 @@ impl<'a, 'w> Graph<'a, 'w> {
 
     /// Columns `start..end` of the token axis.
     pub(crate) fn columns(&mut self, name: &str, x: VarId, start: usize, end: usize) -> Result<VarId, Error> {
-        let shape = self.b.shape(x).to_vec();
-        let mut last: Vec<i32> = shape.iter().map(|&d| d as i32).collect();
-        last[3] = end as i32;
+        self.part(name, x, 3, start, end)
+    }
+
+    /// Entries `start..end` of an axis.
+    pub(crate) fn part(
+        &mut self,
+        name: &str,
+        x: VarId,
+        axis: usize,
+        start: usize,
+        end: usize,
+    ) -> Result<VarId, Error> {
+        let mut last: Vec<i32> = self.b.shape(x).iter().map(|&d| d as i32).collect();
+        let (mut first, mut mask) = (vec![0; last.len()], vec![true; last.len()]);
+        (first[axis], last[axis], mask[axis]) = (start as i32, end as i32, false);
         let inputs = [
             ("x", x.into()),
-            ("begin", Value::ints(&[0, 0, 0, start as i32]).into()),
+            ("begin", Value::ints(&first).into()),
             ("end", Value::ints(&last).into()),
-            ("end_mask", Value::flags(&[true, true, true, false]).into()),
+            ("end_mask", Value::flags(&mask).into()),
         ];
         self.op("slice_by_index", name, &inputs)
+    }
+
+    /// `[1, a, 1, b]` to `[1, b, 1, a]`.
+    pub(crate) fn turn(&mut self, name: &str, x: VarId) -> Result<VarId, Error> {
+        self.op("transpose", name, &[("x", x.into()), ("perm", Value::ints(&[0, 3, 2, 1]).into())])
+    }
+
+    pub(crate) fn einsum(&mut self, name: &str, equation: &str, a: VarId, b: VarId) -> Result<VarId, Error> {
+        self.op(
+            "einsum",
+            name,
+            &[("values", Arg::List(vec![a, b])), ("equation", Value::text(equation).into())],
+        )
     }
 
     /// `y = W x + b` as 1×1 convolutions, split and scaled by the rules.
@@ -222,7 +249,7 @@ impl<'a, 'w> Graph<'a, 'w> {
             ("keep_dims", Value::flag(true).into()),
         ];
         let mean = self.op("reduce_mean", &format!("{path}.mean"), &inputs)?;
-        let eps = fp16(norm.eps * f32::powi(2.0, -2 * n));
+        let eps = self.number(norm.eps * f32::powi(2.0, -2 * n));
         let root =
             self.op("rsqrt", &format!("{path}.rsqrt"), &[("x", mean.into()), ("epsilon", eps.into())])?;
         let normed = self.mul(&format!("{path}.normed"), x, root)?;
@@ -237,7 +264,8 @@ impl<'a, 'w> Graph<'a, 'w> {
             return self.op("sigmoid", path, &[("x", x.into())]);
         }
         let denominator = self.one_plus_exp(path, x)?;
-        let one = self.b.constant(&identifier(&format!("{path}.one")), fp16(1.0))?;
+        let one = self.number(1.0);
+        let one = self.b.constant(&identifier(&format!("{path}.one")), one)?;
         self.op("real_div", path, &[("x", one.into()), ("y", denominator.into())])
     }
 
@@ -261,6 +289,7 @@ impl<'a, 'w> Graph<'a, 'w> {
     fn one_plus_exp(&mut self, path: &str, x: VarId) -> Result<VarId, Error> {
         let minus = self.times(&format!("{path}.minus"), x, -1.0)?;
         let exp = self.op("exp", &format!("{path}.exp"), &[("x", minus.into())])?;
-        self.op("add", &format!("{path}.one_plus"), &[("x", exp.into()), ("y", fp16(1.0).into())])
+        let one = self.number(1.0);
+        self.op("add", &format!("{path}.one_plus"), &[("x", exp.into()), ("y", one.into())])
     }
 }

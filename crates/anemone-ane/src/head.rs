@@ -35,5 +35,5 @@ pub fn lower_head(
         ..options.clone()
     };
     let program = program(functions, &options, &mut table);
-    Ok((program, table.records))
+    Ok((program, table.records.into_iter().flatten().collect()))
 }

@@ -6,9 +6,10 @@ use std::io::Write;
 use std::ops::Range;
 use std::sync::Arc;
 
-use anemone_mil::{TensorType, Value, Weight, WeightId, WeightSource};
+use anemone_mil::{DataType, TensorType, Value, Weight, WeightId, WeightSource};
 use anemone_models::WeightRef;
 use anemone_tensor::{Bytes, Tensor, append_fp16};
+use half::f16;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
@@ -33,14 +34,21 @@ pub type Load<'a> = &'a dyn Fn(&WeightRef) -> Result<Tensor, anemone_models::Err
 
 pub(crate) struct Table<'a> {
     load: Load<'a>,
+    /// Type of the stored numbers.
+    pub(crate) dtype: DataType,
     known: HashMap<String, WeightId>,
     pub(crate) weights: Vec<Weight>,
-    pub(crate) records: Vec<WeightRecord>,
+    /// One for each weight; none for numbers that come from no checkpoint.
+    pub(crate) records: Vec<Option<WeightRecord>>,
 }
 
 impl<'a> Table<'a> {
     pub(crate) fn new(load: Load<'a>) -> Self {
-        Self { load, known: HashMap::new(), weights: Vec::new(), records: Vec::new() }
+        Self::with_type(load, DataType::Float16)
+    }
+
+    pub(crate) fn with_type(load: Load<'a>, dtype: DataType) -> Self {
+        Self { load, dtype, known: HashMap::new(), weights: Vec::new(), records: Vec::new() }
     }
 
     /// A matrix's rows and columns as a `[rows, columns, 1, 1]` convolution weight, times 2^`log2`.
@@ -67,6 +75,30 @@ impl<'a> Table<'a> {
         self.add(weight, 0..hidden, tap..tap + 1, 0, vec![1, hidden, 1, 1])
     }
 
+    /// A vector `[n]` of one number.
+    pub(crate) fn filled(&mut self, value: f32, n: usize) -> Value {
+        self.made(&format!("filled {value}"), &vec![value; n], vec![n])
+    }
+
+    /// Numbers that come from no checkpoint; the same name stands for the same numbers.
+    pub(crate) fn made(&mut self, name: &str, values: &[f32], shape: Vec<usize>) -> Value {
+        let ty = TensorType::new(self.dtype, shape);
+        let key = format!("made {name} {ty:?}");
+        if let Some(id) = self.known.get(&key) {
+            return Value::Weight(ty, *id);
+        }
+        let bytes: Vec<u8> = match self.dtype {
+            DataType::Float32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+            _ => values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect(),
+        };
+        let id = WeightId(self.weights.len());
+        let source = WeightSource::Bytes(Bytes::from(bytes));
+        self.weights.push(Weight { name: name.to_owned(), ty: ty.clone(), source });
+        self.records.push(None);
+        self.known.insert(key, id);
+        Value::Weight(ty, id)
+    }
+
     fn add(
         &mut self,
         weight: &WeightRef,
@@ -75,7 +107,7 @@ impl<'a> Table<'a> {
         log2: u32,
         shape: Vec<usize>,
     ) -> Result<Value, Error> {
-        let ty = TensorType::fp16(shape.clone());
+        let ty = TensorType::new(self.dtype, shape.clone());
         let key = format!("{weight:?} {rows:?} {columns:?} {log2} {shape:?}");
         if let Some(id) = self.known.get(&key) {
             return Ok(Value::Weight(ty, *id));
@@ -88,16 +120,21 @@ impl<'a> Table<'a> {
             _ => 0,
         };
         let name = weight.name.clone();
-        let (r, c, label) = (rows.clone(), columns.clone(), name.clone());
-        let produce =
-            move |out: &mut dyn Write| stream(&tensor, width, r.clone(), c.clone(), log2, &label, out);
+        let (r, c, label, wide) =
+            (rows.clone(), columns.clone(), name.clone(), self.dtype == DataType::Float32);
+        let produce = move |out: &mut dyn Write| {
+            if wide {
+                return stream_wide(&tensor, width, r.clone(), c.clone(), log2, out);
+            }
+            stream(&tensor, width, r.clone(), c.clone(), log2, &label, out)
+        };
         let id = WeightId(self.weights.len());
         self.weights.push(Weight {
             name: name.clone(),
             ty: ty.clone(),
             source: WeightSource::Stream(Arc::new(produce)),
         });
-        self.records.push(WeightRecord { tensor: name, rows, columns, log2_scale: log2, shape });
+        self.records.push(Some(WeightRecord { tensor: name, rows, columns, log2_scale: log2, shape }));
         self.known.insert(key, id);
         Ok(Value::Weight(ty, id))
     }
@@ -134,6 +171,24 @@ fn stream(
     }
     out.write_all(&buffer)?;
     tensor.bytes().slice(given_back..tensor.bytes().len()).iter().for_each(Bytes::release);
+    Ok(())
+}
+
+/// Writes rows and columns of a tensor as f32, times a power of two.
+fn stream_wide(
+    tensor: &Tensor,
+    width: usize,
+    rows: Range<usize>,
+    columns: Range<usize>,
+    log2: u32,
+    out: &mut dyn Write,
+) -> Result<(), Box<dyn StdError + Send + Sync>> {
+    let (values, scale) = (tensor.to_f32()?, f32::powi(2.0, log2 as i32));
+    for row in rows {
+        let row = &values[row * width + columns.start..row * width + columns.end];
+        let bytes: Vec<u8> = row.iter().flat_map(|v| (v * scale).to_le_bytes()).collect();
+        out.write_all(&bytes)?;
+    }
     Ok(())
 }
 

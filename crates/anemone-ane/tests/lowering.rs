@@ -5,9 +5,13 @@
 
 use std::path::PathBuf;
 
-use anemone_ane::{CacheKind, CachePlan, Options, Pass, Rules, Silu, lower_chunk, lower_head, plan};
-use anemone_checkpoint::Checkpoint;
-use anemone_mil::{Type, print_program, read_package, write_package};
+use anemone_ane::{
+    CacheKind, CachePlan, LayaOptions, LocalAttention, Options, Pass, Rules, Silu, lower_chunk, lower_head,
+    lower_laya, plan,
+};
+use anemone_checkpoint::{Checkpoint, DecisionCheckpoint};
+use anemone_mil::{DataType, Type, print_program, read_package, write_package};
+use anemone_models::Laya;
 
 const DENSE: [&str; 4] =
     ["lfm2-tiny-tied", "lfm2-tiny-untied-sharded", "lfm3-tiny", "lfm3-tiny-options-sharded"];
@@ -72,6 +76,76 @@ fn every_dense_checkpoint_lowers_and_reads_back() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn decision_models_lower_and_read_back() {
+    let shared = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared");
+    for (name, dir) in [
+        ("english", "fixtures/laya-tiny/english"),
+        ("multilingual", "fixtures/laya-tiny/multilingual"),
+        ("demo", "models/laya-demo"),
+    ] {
+        if !shared.join(dir).exists() {
+            eprintln!("skipped: shared/{dir} is not present");
+            continue;
+        }
+        let checkpoint = DecisionCheckpoint::open(&shared.join(dir)).unwrap();
+        let weights = checkpoint.weights();
+        let laya = Laya::load(checkpoint.agent_config(), checkpoint.encoder_config(), &*weights).unwrap();
+        for (kind, lengths, local) in [
+            ("one", vec![96], LocalAttention::Dense),
+            ("lengths", vec![64, 96, 256], LocalAttention::Dense),
+            ("tiled", vec![64, 256], LocalAttention::Tiled(64)),
+        ] {
+            let options = LayaOptions {
+                lengths: lengths.clone(),
+                spec_version: 9,
+                local,
+                precision: DataType::Float16,
+            };
+            let (program, records) = lower_laya(&laya, &|w| w.load(&*weights), &options).unwrap();
+            assert_eq!(records.len(), program.weights.len());
+            let dir = tempfile::tempdir().unwrap();
+            let dir = keep().unwrap_or_else(|| dir.path().to_path_buf());
+            let path = dir.join(format!("laya-{name}-{kind}.mlpackage"));
+            let report = write_package(&program, &path).unwrap();
+            // All lengths share every weight but the rotary tables.
+            let parameters: usize = laya.parameters() - laya.encoder.embedding.shape.numel();
+            let tables = 2 * lengths.iter().sum::<usize>() * laya.encoder.layers[0].attention.head_dim * 2;
+            let most = 2 * parameters + tables + 128 * program.weights.len() + 64;
+            assert!(report.weight_bytes <= most as u64, "{name} {kind}: {} {most}", report.weight_bytes);
+            assert_eq!(
+                print_program(&read_package(&path).unwrap()).lines().count(),
+                print_program(&program).lines().count()
+            );
+        }
+    }
+}
+
+#[test]
+fn lengths_that_cannot_be_are_refused() {
+    let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared/fixtures/laya-tiny/english");
+    if !dir.exists() {
+        eprintln!("skipped: shared/fixtures/laya-tiny is not present");
+        return;
+    }
+    let checkpoint = DecisionCheckpoint::open(&dir).unwrap();
+    let weights = checkpoint.weights();
+    let laya = Laya::load(checkpoint.agent_config(), checkpoint.encoder_config(), &*weights).unwrap();
+    for (lengths, spec_version, tile, expected) in [
+        (vec![], 9, 64, "--length asks for 0 functions"),
+        (vec![16], 9, 64, "--length is 16"),
+        (vec![1 << 20], 9, 64, "--length is 1048576"),
+        (vec![64, 64], 9, 64, "asks for 64 twice"),
+        (vec![64], 9, 0, "--tile is 0"),
+        (vec![64, 96], 8, 64, "--target before macOS 15"),
+    ] {
+        let local = LocalAttention::Tiled(tile);
+        let options = LayaOptions { lengths, spec_version, local, precision: DataType::Float16 };
+        let error = lower_laya(&laya, &|w| w.load(&*weights), &options).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
     }
 }
 

@@ -64,15 +64,15 @@ impl Laya {
         encoder: &Map<String, Value>,
         weights: &dyn Weights,
     ) -> Result<Self, Error> {
-        let laya = Self::describe(
-            &Config::of(agent, "rl_agent_config.json"),
-            &Config::of(encoder, "encoder/config.json"),
-        )?;
+        let laya = Self::describe(agent, encoder)?;
         let extra = unused(&laya.weights(), weights)?;
         if extra.is_empty() { Ok(laya) } else { Err(Error::Extra(extra)) }
     }
 
-    fn describe(agent: &Config<'_>, encoder: &Config<'_>) -> Result<Self, Error> {
+    /// Describes a model by its configuration alone.
+    pub fn describe(agent: &Map<String, Value>, encoder: &Map<String, Value>) -> Result<Self, Error> {
+        let agent = &Config::of(agent, "rl_agent_config.json");
+        let encoder = &Config::of(encoder, "encoder/config.json");
         if agent.text("encoder")?.is_none() {
             return Err(agent.error("encoder", "is missing; it names the encoder the model was made from"));
         }
@@ -180,11 +180,7 @@ mod tests {
         let agent = json!({"encoder": "e", "head_layers": 2, "act_costs": {"escalate": 0.5}});
         let encoder = json!({"hidden_size": 768, "intermediate_size": 1152, "num_hidden_layers": 22,
             "num_attention_heads": 12, "vocab_size": 256_000});
-        let laya = Laya::describe(
-            &Config::of(agent.as_object().unwrap(), "a"),
-            &Config::of(encoder.as_object().unwrap(), "e"),
-        )
-        .unwrap();
+        let laya = Laya::describe(agent.as_object().unwrap(), encoder.as_object().unwrap()).unwrap();
         // Both figures are those of the published multilingual checkpoint.
         assert_eq!(laya.weights().len(), 170);
         assert_eq!(laya.parameters(), 321_908_995);
