@@ -80,15 +80,8 @@ pub(crate) fn attention(
         let scores = g.einsum(&n("scores"), "bkhc,bchq->bkhq", k[h], q[h])?;
         let scores = g.times(&n("scaled"), scores, scale)?;
         let scores = g.add(&n("masked"), scores, mask)?;
-        let mut p = g.op("softmax", &n("p"), &[("x", scores.into()), ("axis", Value::int(1).into())])?;
-        let pv = g.rules.scaled_pv as i32;
-        if pv > 0 {
-            p = g.times(&n("p_scaled"), p, f32::powi(2.0, pv))?;
-        }
-        let mut o = g.einsum(&n("attended"), "bchk,bkhq->bchq", v[h], p)?;
-        if pv > 0 {
-            o = g.times(&n("attended_scaled"), o, f32::powi(2.0, -pv))?;
-        }
+        let p = g.op("softmax", &n("p"), &[("x", scores.into()), ("axis", Value::int(1).into())])?;
+        let o = g.einsum(&n("attended"), "bchk,bkhq->bchq", v[h], p)?;
         outputs.extend(g.split(&n("out"), o, group, 3)?);
     }
     if let Some(gate) = &a.gate {

@@ -240,8 +240,6 @@ impl<'a, 'w> Graph<'a, 'w> {
 
     /// `x · rsqrt(mean(x²) + eps) · w` over channels.
     pub(crate) fn rms_norm(&mut self, path: &str, x: VarId, norm: &Norm) -> Result<VarId, Error> {
-        let n = self.rules.scaled_norm as i32;
-        let x = if n == 0 { x } else { self.times(&format!("{path}.scaled"), x, f32::powi(2.0, -n))? };
         let square = self.mul(&format!("{path}.square"), x, x)?;
         let inputs = [
             ("x", square.into()),
@@ -249,9 +247,9 @@ impl<'a, 'w> Graph<'a, 'w> {
             ("keep_dims", Value::flag(true).into()),
         ];
         let mean = self.op("reduce_mean", &format!("{path}.mean"), &inputs)?;
-        let eps = self.number(norm.eps * f32::powi(2.0, -2 * n));
-        let root =
-            self.op("rsqrt", &format!("{path}.rsqrt"), &[("x", mean.into()), ("epsilon", eps.into())])?;
+        let eps = self.number(norm.eps);
+        let inputs = [("x", mean.into()), ("epsilon", eps.into())];
+        let root = self.op("rsqrt", &format!("{path}.rsqrt"), &inputs)?;
         let normed = self.mul(&format!("{path}.normed"), x, root)?;
         let weight = self.table.vector(&norm.weight, true, 0)?;
         let weight = self.weight(&format!("{path}.weight"), weight)?;

@@ -28,4 +28,4 @@ pub use head::lower_head;
 pub use laya::{LayaOptions, LocalAttention, OPTION_SLOTS, lower_laya, multiply_adds};
 pub use options::{CacheKind, MASKED, Options, Pass, Rules, Silu};
 pub use plan::{CachePlan, ChunkPlan, Plan, StatePlan, plan};
-pub use weights::{Load, WeightRecord};
+pub use weights::{Load, WeightRecord, beyond_fp16};

@@ -70,10 +70,6 @@ pub struct Rules {
     pub scale_wide: Option<(usize, u32)>,
     /// Form of the feed-forward gate and of the attention gate's sigmoid.
     pub silu: Silu,
-    /// Norms scale their input by 2^−n first, so that squares stay in range.
-    pub scaled_norm: u32,
-    /// Probabilities are scaled by 2^n before they meet the values, and the result back.
-    pub scaled_pv: u32,
 }
 
 impl Default for Rules {
@@ -83,8 +79,6 @@ impl Default for Rules {
             split_head: Some(1024),
             scale_wide: Some((1024, 4)),
             silu: Silu::Exact,
-            scaled_norm: 0,
-            scaled_pv: 0,
         }
     }
 }
@@ -92,14 +86,7 @@ impl Default for Rules {
 impl Rules {
     /// Every rule switched off.
     pub fn none() -> Self {
-        Self {
-            split_wide: None,
-            split_head: None,
-            scale_wide: None,
-            silu: Silu::Fused,
-            scaled_norm: 0,
-            scaled_pv: 0,
-        }
+        Self { split_wide: None, split_head: None, scale_wide: None, silu: Silu::Fused }
     }
 }
 

@@ -106,7 +106,9 @@ pub fn plan(stack: &Stack, options: &Options) -> Result<Plan, Error> {
             }
         };
         let mixer = match &block.mixer {
-            Mixer::Attention(a) => [&a.q, &a.k, &a.v, &a.o].into_iter().map(params).sum::<usize>(),
+            Mixer::Attention(a) => {
+                [&a.q, &a.k, &a.v, &a.o].into_iter().chain(&a.gate).map(params).sum::<usize>()
+            }
             Mixer::ShortConv(c) => params(&c.in_proj) + params(&c.out_proj) + c.kernel.shape.numel(),
         };
         sizes.push(2 * (ffn + mixer));

@@ -160,7 +160,7 @@ fn stream(
         let end = (at(row) + columns.len()) * size;
         let bytes = &tensor.bytes()[at(row) * size..end];
         append_fp16(bytes, tensor.dtype(), scale, &mut buffer)
-            .map_err(|b| beyond(name, at(row) + b.index, b.value, log2))?;
+            .map_err(|b| beyond_fp16(name, at(row) + b.index, b.value, log2))?;
         if buffer.len() >= FLUSH {
             out.write_all(&buffer)?;
             buffer.clear();
@@ -192,11 +192,43 @@ fn stream_wide(
     Ok(())
 }
 
-fn beyond(name: &str, element: usize, value: f32, log2: u32) -> Box<dyn StdError + Send + Sync> {
+/// Why an element of a checkpoint's tensor cannot be stored as fp16, and what to do; `value` is scaled by 2^`log2` already.
+pub fn beyond_fp16(name: &str, element: usize, value: f32, log2: u32) -> Box<dyn StdError + Send + Sync> {
     let remedy = match log2 {
         _ if value.is_nan() => "is no number; the checkpoint is damaged: download or export it again".into(),
         0 => "is beyond fp16; run this model with the CPU engine".into(),
         _ => format!("is beyond fp16 when scaled by 2^{log2}; convert with --no-rule scale-wide"),
     };
     format!("element {element} of `{name}`, {value:e}, {remedy}").into()
+}
+
+#[cfg(test)]
+mod tests {
+    use anemone_tensor::DType;
+
+    use super::*;
+
+    #[test]
+    fn what_fp16_cannot_hold_is_named_with_its_place_and_remedy() {
+        let say = |at: usize, value: f32, log2| {
+            let mut values = [1.0f32; 12];
+            values[at] = value;
+            let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+            let tensor = Tensor::new(DType::F32, [3, 4], Bytes::from(bytes)).unwrap();
+            let mut out = Vec::new();
+            stream(&tensor, 4, 1..3, 2..4, log2, "w", &mut out).map_err(|e| e.to_string()).map(|()| out)
+        };
+        let one = half::f16::ONE.to_le_bytes().repeat(4);
+        // Outside of the rows and columns that are stored.
+        assert_eq!(say(2, 1e6, 0).unwrap(), one);
+        assert_eq!(say(9, 1e6, 0).unwrap(), one);
+        assert_eq!(
+            say(11, 65_520.0, 0).unwrap_err(),
+            "element 11 of `w`, 6.552e4, is beyond fp16; run this model with the CPU engine"
+        );
+        let scaled = say(6, -5000.0, 4).unwrap_err();
+        assert!(scaled.starts_with("element 6 of `w`, -8e4, ") && scaled.ends_with("--no-rule scale-wide"));
+        let nan = say(6, f32::NAN, 4).unwrap_err();
+        assert!(nan.starts_with("element 6 of `w`, NaN, is no number; the checkpoint is damaged"), "{nan}");
+    }
 }

@@ -3,7 +3,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use anemone_ane::{Options, Plan, WeightRecord};
+use anemone_ane::{Options, Plan, WeightRecord, beyond_fp16};
 use anemone_mil::{Program, Type, write_package};
 use anemone_tensor::{Bytes, DType, Tensor, append_fp16};
 use xxhash_rust::xxh3::Xxh3;
@@ -132,11 +132,9 @@ impl Writer {
         let mut buffer = Vec::with_capacity(2 * BLOCK);
         for (block, bytes) in tensor.bytes().chunks(size * BLOCK).enumerate() {
             buffer.clear();
-            append_fp16(bytes, tensor.dtype(), 1.0, &mut buffer).map_err(|beyond| {
-                let element = block * BLOCK + beyond.index;
-                let problem =
-                    format!("element {element} of `{of}` is beyond fp16; this model cannot be converted");
-                Error::NotABundle { path: self.building.clone(), problem }
+            append_fp16(bytes, tensor.dtype(), 1.0, &mut buffer).map_err(|b| {
+                let source = beyond_fp16(of, block * BLOCK + b.index, b.value, 0);
+                anemone_mil::Error::Weight { name: name.into(), source }
             })?;
             hash.update(&buffer);
             out.write_all(&buffer).map_err(|e| io(&path, e))?;
