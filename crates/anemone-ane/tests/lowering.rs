@@ -11,7 +11,8 @@ use anemone_ane::{
 };
 use anemone_checkpoint::{Checkpoint, DecisionCheckpoint};
 use anemone_mil::{DataType, Type, print_program, read_package, write_package};
-use anemone_models::Laya;
+use anemone_models::{Ffn, Laya, Mixer, Stack};
+use anemone_tensor::Shape;
 
 const DENSE: [&str; 4] =
     ["lfm2-tiny-tied", "lfm2-tiny-untied-sharded", "lfm3-tiny", "lfm3-tiny-options-sharded"];
@@ -195,6 +196,58 @@ fn states_are_few_and_as_wide_as_the_engine_asks() {
     let early = Options { spec_version: 8, passes: vec![Pass::Decode], ..options };
     assert!(
         anemone_ane::plan(&stack, &early).unwrap_err().to_string().contains("--cache state needs --target")
+    );
+}
+
+#[test]
+fn chunks_states_and_head_slices_stay_within_their_limits() {
+    let Some(checkpoint) = checkpoint("lfm3-tiny") else { return };
+    let tiny = anemone_models::load(checkpoint.config(), &*checkpoint.weights()).unwrap();
+    let mut stack = tiny.clone();
+    // 300 MiB of fp16 weights in each layer's feed-forward part, and what the mixer adds.
+    for block in &mut stack.blocks {
+        let Ffn::Gated(ffn) = &mut block.ffn else { panic!("gated") };
+        for linear in [&mut ffn.gate, &mut ffn.up, &mut ffn.down] {
+            linear.weight.shape = Shape::new([100, 1 << 19]);
+        }
+    }
+    let plan = |stack: &Stack, options: Options| anemone_ane::plan(stack, &options);
+    let options = Options { ctx: 64, ..Options::default() };
+    let chunks = plan(&stack, options.clone()).unwrap().chunks;
+    let layers: Vec<_> = chunks.iter().map(|c| c.layers.clone()).collect();
+    assert_eq!(layers, [0..3, 3..6, 6..8]);
+    assert!(
+        chunks.iter().all(|c| c.weight_bytes > c.layers.len() * (300 << 20) && c.weight_bytes <= 1 << 30)
+    );
+    // All of a tiny model's matrices, attention gates included, and no vectors.
+    let [chunk] = &plan(&tiny, options.clone()).unwrap().chunks[..] else { panic!("one chunk") };
+    let matrices = tiny.weights().into_iter().filter(|w| w.shape.len() > 1 && w.name.contains(".layers."));
+    assert_eq!(chunk.weight_bytes, 2 * matrices.map(|w| w.shape.numel()).sum::<usize>());
+    // The head: 128 MiB of a wide model, the longest axis of a narrow one.
+    for (hidden, vocab, rows) in [(2048, 65_536, 16_384), (8192, 65_536, 8192), (64, 40_000, 13_376)] {
+        stack.hidden_size = hidden;
+        stack.vocab_size = vocab;
+        let head = plan(&stack, options.clone()).unwrap().head;
+        assert_eq!(head[0], 0..rows, "{hidden} channels");
+        assert!(head.windows(2).all(|w| w[0].end == w[1].start) && head.last().unwrap().end == vocab);
+    }
+    let few = plan(&stack, Options { head_slices: Some(2), ..options.clone() }).unwrap_err().to_string();
+    assert!(few.contains("--head-chunks is 2") && few.contains("16384 at most"), "{few}");
+    // Two layers of 4096 channels each way fill the axis.
+    let mut stack = tiny;
+    for block in &mut stack.blocks {
+        if let Mixer::Attention(a) = &mut block.mixer {
+            (a.kv_heads, a.head_dim) = (32, 128);
+        }
+    }
+    let states = plan(&stack, Options { cache: CacheKind::State, ring: false, ..options })
+        .unwrap()
+        .chunks
+        .remove(0)
+        .states;
+    assert_eq!(
+        states.iter().map(|s| (s.layers.len(), s.channels)).collect::<Vec<_>>(),
+        [(2, 16_384), (1, 8192)]
     );
 }
 

@@ -7,7 +7,7 @@ mod support;
 use std::path::Path;
 use std::sync::Arc;
 
-use anemone_ane::{CacheKind, Options, Pass};
+use anemone_ane::{CacheKind, Options, Pass, Rules, Silu};
 use anemone_bundle::{Bundle, BundleWeights};
 use anemone_checkpoint::{Checkpoint, Weights};
 use anemone_cpu::{Arithmetic, Layout, LogitsOf, Model};
@@ -169,6 +169,47 @@ fn any_length_of_prompt_gives_the_logits_of_the_cpu_engine() {
             graph.reset();
             let off = max_abs_diff(graph.feed_all(&full[..n]).unwrap(), &expected);
             assert!(off <= F32_TOLERANCE, "{name}: {n} tokens are off by {off:e}");
+        }
+    }
+}
+
+/// Arithmetic rules, each switched on at the width of tiny models.
+fn rules() -> [(&'static str, Rules); 7] {
+    let none = Rules::none();
+    [
+        ("split", Rules { split_wide: Some(24), split_head: Some(20), ..none }),
+        ("scaled", Rules { scale_wide: Some((16, 4)), ..none }),
+        ("split and scaled", Rules { split_wide: Some(40), scale_wide: Some((16, 3)), ..none }),
+        ("exact silu", Rules { silu: Silu::Exact, ..none }),
+        ("tanh silu", Rules { silu: Silu::Tanh, ..none }),
+        ("default", Rules::default()),
+        ("none", none),
+    ]
+}
+
+#[test]
+fn rules_change_neither_the_numbers_nor_the_weights_that_are_read_back() {
+    for name in DENSE {
+        let Some(dir) = fixture(name) else { return };
+        let place = tempfile::tempdir().unwrap();
+        let tokens = long_prompt(&dir, 2 * PREFILL + 3);
+        let mut stored = None;
+        for (what, rules) in rules() {
+            let options = Options { rules, ..options(true, CacheKind::Io) };
+            let bundle = convert(&dir, &place.path().join(what), &options);
+            let weights = BundleWeights::open(&bundle).unwrap();
+            let tensors: Vec<_> =
+                weights.names().iter().map(|n| weights.tensor(n).unwrap().bytes().to_vec()).collect();
+            // What was cut is put together again, and powers of two take nothing away from bf16; f32 is rounded twice.
+            let stored = stored.get_or_insert_with(|| tensors.clone());
+            let exact = name.ends_with("sharded") || rules.scale_wide.is_none();
+            assert!(!exact || *stored == tensors, "{name}, {what}: weights differ");
+            let expected = cpu(&dir, &bundle).feed(&tokens, LogitsOf::All).unwrap().to_vec();
+            let off = max_abs_diff(engine(&bundle, Profile::F32).feed_all(&tokens).unwrap(), &expected);
+            assert!(off <= F32_TOLERANCE, "{name}, {what}: f32 is off by {off:e}");
+            let mut half = engine(&bundle, Profile::Fp16);
+            let similar = cosine(half.feed_all(&tokens).unwrap(), &expected);
+            assert!(similar >= FP16_COSINE, "{name}, {what}: fp16 cosine {similar}");
         }
     }
 }
@@ -371,6 +412,36 @@ fn going_back_to_the_end_of_an_earlier_call_restores_the_bits() {
         graph.reset();
         assert_eq!(graph.nearest(11), 0, "{name}");
     }
+}
+
+#[test]
+fn a_prompt_takes_the_largest_passes_and_pads_its_rest() {
+    let Some(dir) = fixture(DENSE[0]) else { return };
+    let place = tempfile::tempdir().unwrap();
+    let tokens = long_prompt(&dir, 64);
+    let cut = |passes: &[Pass], n: usize| {
+        let options = Options { ctx: 64, passes: passes.to_vec(), ..options(true, CacheKind::Io) };
+        let out = place.path().join(format!("{n} {}", passes.len()));
+        let mut graph = engine(&convert(&dir, &out, &options), Profile::F32);
+        let mut widths = Vec::new();
+        let mut tap = |path: &str, values: &[f32]| {
+            if path == anemone_session::EMBEDDING {
+                widths.push(values.len() / 48);
+            }
+        };
+        graph.feed_traced(&tokens[..n], &mut tap).unwrap();
+        widths
+    };
+    let all = [Pass::Decode, Pass::Prefill(4), Pass::Prefill(16)];
+    assert_eq!(cut(&all, 1), [1]);
+    assert_eq!(cut(&all, 3), [3], "padded to 4");
+    assert_eq!(cut(&all, 15), [4, 4, 4, 3]);
+    assert_eq!(cut(&all, 55), [16, 16, 16, 4, 3]);
+    let two = [Pass::Decode, Pass::Prefill(16)];
+    assert_eq!(cut(&two, 55), [16, 16, 16, 7], "no step for each token");
+    assert_eq!(cut(&two, 33), [16, 16, 1]);
+    assert_eq!(cut(&[Pass::Prefill(16)], 33), [16, 16, 1]);
+    assert_eq!(cut(&[Pass::Decode], 3), [1, 1, 1]);
 }
 
 #[test]

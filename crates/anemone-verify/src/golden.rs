@@ -204,6 +204,22 @@ mod tests {
     }
 
     #[test]
+    fn all_positions_are_read_from_the_file_beside() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = r#"{"prompts": [{"name": "a", "token_ids": [1, 2], "last_logits": [9, 9], "last_hidden": {"layers": [[9]]}}]}"#;
+        std::fs::write(dir.path().join("goldens.json"), text).unwrap();
+        let header = r#"{"a.logits": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]},
+            "a.layer.0": {"dtype": "F32", "shape": [2, 1], "data_offsets": [16, 24]}}"#;
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(header.bytes());
+        bytes.extend([1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0].iter().flat_map(|v| v.to_le_bytes()));
+        std::fs::write(dir.path().join("goldens.safetensors"), bytes).unwrap();
+        let read = read_golden(dir.path(), &["model.layers.0".to_owned()], 2).unwrap();
+        assert_eq!(read[0].logits, [(0, vec![1.0, 2.0]), (1, vec![3.0, 4.0])]);
+        assert_eq!(read[0].layers, [("model.layers.0".to_owned(), vec![(0, vec![5.0]), (1, vec![6.0])])]);
+    }
+
+    #[test]
     fn what_cannot_be_used_is_named() {
         let cases = [
             ("{", "is not JSON"),

@@ -1,4 +1,5 @@
 use anemone_session::{EMBEDDING, Engine, Tap};
+use anemone_tensor::compare;
 
 use super::*;
 
@@ -154,6 +155,41 @@ fn one_kind_of_pass_that_is_wrong_is_named() {
         }
     });
     assert!(!nan.passed(), "{nan:?}");
+}
+
+#[test]
+fn every_figure_is_measured() {
+    let sound = Recording::of(&mut Fake::new(|_, _, _| {}), "p", &PROMPT, 0).unwrap();
+    let told = |recording: &Recording| {
+        let options = Options { min_cos: -1.0 };
+        let mut recordings = [Ok(recording.clone())].into_iter();
+        verify(&mut Fake::new(|_, _, _| {}), &mut recordings, options, &mut |_| {}).unwrap()
+    };
+    let mut other = sound.clone();
+    other.logits[3].1.reverse();
+    // Token 2 at position 2.
+    assert_eq!(sound.layers[0].1[2], (2, vec![2.0, 2.0]));
+    other.layers[0].1[2].1[1] = -2.0;
+    let report = told(&other);
+    let expected = compare(&other.logits[3].1, &sound.logits[3].1);
+    assert!(!expected.argmax_equal && expected.kl > 0.1);
+    for pass in &report.passes {
+        assert_eq!(
+            (pass.cosine, pass.max_abs, pass.kl),
+            (Some(expected.cosine), expected.max_abs, expected.kl)
+        );
+        assert_eq!((pass.judged, pass.agreed, pass.worst.as_ref().unwrap().position), (7, 6, 3));
+        assert_eq!((pass.layers[0].cosine, pass.layers[0].max_abs), (0.0, 4.0));
+        // The last position is right.
+        assert!(pass.layers[0].cosine_last > Some(1.0 - 1e-12));
+    }
+    // Best tokens alone.
+    let best = |(_, row): &(usize, Vec<f32>)| argmax(row).unwrap() as u32;
+    let mut argmax: Vec<u32> = sound.logits.iter().map(best).collect();
+    argmax[4] = (argmax[4] + 1) % VOCAB as u32;
+    let report = told(&Recording { logits: Vec::new(), layers: Vec::new(), argmax: Some(argmax), ..sound });
+    assert_eq!(report.passes.iter().map(|p| (p.judged, p.agreed)).collect::<Vec<_>>(), [(7, 6); 2]);
+    assert!(report.failures[0].contains("position 4 of `p`"), "{:?}", report.failures);
 }
 
 #[test]

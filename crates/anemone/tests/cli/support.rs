@@ -175,11 +175,16 @@ impl Copy {
 
     /// Puts a bf16 NaN into the first element of a tensor.
     pub(crate) fn with_nan(self, tensor: &str) -> Self {
+        self.with(tensor, 0, 0x7fc0)
+    }
+
+    /// Puts a bf16 number into an element of a tensor.
+    pub(crate) fn with(self, tensor: &str, element: usize, bits: u16) -> Self {
         self.weights(|bytes| {
             let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
             let header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
-            let at = 8 + length + header[tensor]["data_offsets"][0].as_u64().unwrap() as usize;
-            bytes[at..at + 2].copy_from_slice(&0x7fc0u16.to_le_bytes());
+            let at = 8 + length + header[tensor]["data_offsets"][0].as_u64().unwrap() as usize + 2 * element;
+            bytes[at..at + 2].copy_from_slice(&bits.to_le_bytes());
         })
     }
 }
