@@ -154,6 +154,23 @@ impl Value {
         self.as_map()?.iter().find(|(name, _)| name == key).map(|(_, value)| value)
     }
 
+    /// The value of a key, to be changed.
+    pub(crate) fn get_mut(&mut self, key: &str) -> Option<&mut Self> {
+        match self {
+            Self::Map(entries) => entries.iter_mut().find(|(name, _)| name == key).map(|(_, value)| value),
+            _ => None,
+        }
+    }
+
+    /// An object with one more key at its end; anything else as it is.
+    #[must_use]
+    pub(crate) fn with(mut self, key: &str, value: Self) -> Self {
+        if let Self::Map(entries) = &mut self {
+            entries.push((key.to_owned(), value));
+        }
+        self
+    }
+
     /// What it is, with its article.
     pub fn kind(&self) -> &'static str {
         match self {
@@ -179,6 +196,27 @@ pub(crate) fn round4(v: f64) -> Value {
     }
     // Adding zero turns -0.0, which Python's round keeps, into nothing else; it is kept here too.
     Value::Float(format!("{v:.4}").parse().unwrap_or(v))
+}
+
+/// A text as Python's `repr` writes it.
+pub(crate) fn repr(text: &str) -> String {
+    let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
+    let mut out = String::from(quote);
+    for c in text.chars() {
+        match c {
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            c if c == quote => out.extend(['\\', c]),
+            c if (c as u32) < 0x100 && c.is_control() || c == '\u{A0}' || c == '\u{AD}' => {
+                out.extend(format!("\\x{:02x}", c as u32).chars());
+            }
+            c => out.push(c),
+        }
+    }
+    out.push(quote);
+    out
 }
 
 #[cfg(test)]
@@ -225,6 +263,13 @@ mod tests {
             parse(r#"{"a":[1,{"b":2}]}"#).to_pretty(),
             "{\n  \"a\": [\n    1,\n    {\n      \"b\": 2\n    }\n  ]\n}"
         );
+    }
+
+    #[test]
+    fn texts_are_quoted_as_python_does() {
+        assert_eq!(repr("a'b"), "\"a'b\"");
+        assert_eq!(repr("a'\"b"), r#"'a\'"b'"#);
+        assert_eq!(repr("a\n\\\u{7f}é"), r"'a\n\\\x7fé'");
     }
 
     #[test]

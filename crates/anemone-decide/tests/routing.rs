@@ -6,12 +6,18 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anemone_decide::{Detection, Value};
+use anemone_checkpoint::DecisionCheckpoint;
+use anemone_cpu::LayaOptions;
+use anemone_decide::{
+    Decider, Detection, Hints, Question, Request, Router, Routes, Tournament, Value, jev_confidence,
+};
 
-fn recorded() -> Option<Value> {
-    let path =
-        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared/fixtures/laya-tiny/routing.json");
-    let Ok(text) = std::fs::read_to_string(path) else {
+fn tiny(path: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared/fixtures/laya-tiny").join(path)
+}
+
+fn recorded(file: &str) -> Option<Value> {
+    let Ok(text) = std::fs::read_to_string(tiny(file)) else {
         // Not `eprintln!`, which the test runner swallows.
         let _ = writeln!(std::io::stderr(), "skipped: shared/fixtures/laya-tiny is not present");
         return None;
@@ -21,7 +27,7 @@ fn recorded() -> Option<Value> {
 
 #[test]
 fn languages() {
-    let Some(recorded) = recorded() else { return };
+    let Some(recorded) = recorded("routing.json") else { return };
     let cases = recorded.get("detection").unwrap().as_list().unwrap();
     assert_eq!(cases.len(), 48);
     for case in cases {
@@ -46,4 +52,105 @@ fn large_states_are_read_in_linear_time() {
         assert!(start.elapsed() < Duration::from_secs(5), "state {i}: {:?}", start.elapsed());
         assert!(!detection.script.is_empty());
     }
+}
+
+fn noul(ids: &[Value]) -> Vec<Question> {
+    let definition = Value::parse(r#"{"type": "noul", "instructions": "Is it so?"}"#).unwrap();
+    ids.iter().map(|id| Question::parse(id.as_str().unwrap(), &definition).unwrap()).collect()
+}
+
+#[test]
+fn routes() {
+    let Some(recorded) = recorded("routing.json") else { return };
+    let mut count = 0;
+    for case in ["detection", "hints"].iter().flat_map(|key| recorded.get(key).unwrap().as_list().unwrap()) {
+        let hint = |key: &str| case.get("kwargs")?.get(key)?.as_str().map(str::to_owned);
+        let hints = Hints {
+            model: hint("model"),
+            task: hint("task"),
+            language: hint("lang"),
+            guess: hint("lang_guess"),
+        };
+        let questions = noul(case.get("questions").and_then(Value::as_list).unwrap_or_default());
+        let mut routes = Routes::default();
+        routes.detects_tasks = case.get("auto_task_detection") == Some(&Value::Bool(true));
+        let ours = routes.route(case.get("state").unwrap(), &questions, &hints).unwrap().to_value();
+        assert_eq!(ours.to_spaced(), case.get("route").unwrap().to_spaced(), "{}", case.to_spaced());
+        count += 1;
+    }
+    assert_eq!(count, 48 + 15);
+}
+
+fn router() -> Router {
+    let mut routes = Routes::empty();
+    for (name, repo) in [("english", "./english"), ("multilingual", "./multilingual")] {
+        routes.insert(name, repo).unwrap();
+    }
+    let load = |_: &str, repo: &str| {
+        Decider::load(
+            &DecisionCheckpoint::open(&tiny(repo)).unwrap(),
+            LayaOptions { threads: 2, reduced: false },
+        )
+    };
+    Router::new(routes, Router::<Decider>::MAX_LOADED, load).unwrap()
+}
+
+/// The exchange of a name: state, questions and recorded response.
+fn exchange(cases: &Value, name: &str) -> (Value, Vec<Question>, Value) {
+    let cases = cases.get("cases").unwrap().as_list().unwrap();
+    let case = cases.iter().find(|case| case.get("name").unwrap().as_str() == Some(name)).unwrap();
+    let body = case.get("body").unwrap();
+    let state = body.get("state").or_else(|| body.get("states")).unwrap().clone();
+    let questions = Question::parse_all(body.get("questions").unwrap()).unwrap();
+    (state, questions, case.get("response").unwrap().clone())
+}
+
+#[test]
+fn results_say_which_model_answered() {
+    let Some(cases) = recorded("http.json") else { return };
+    let mut router = router();
+    let (none, any) = (Hints::default(), Request::default());
+    let (state, questions, recorded) = exchange(&cases, "systemone-german");
+    assert_eq!(router.decide(&state, &questions, &none, &any).unwrap().to_spaced(), recorded.to_spaced());
+    let (states, questions, recorded) = exchange(&cases, "batch");
+    let states: Vec<&Value> = states.as_list().unwrap().iter().collect();
+    let expected = recorded.get("results").unwrap();
+    // Twice, so that the states of a model are not neighbours.
+    let twice: Vec<&Value> = states.iter().chain(&states).copied().collect();
+    let ours = router.decide_all(&twice, &questions, &none, &any).unwrap();
+    let expected: Vec<&Value> =
+        expected.as_list().unwrap().iter().chain(expected.as_list().unwrap()).collect();
+    for (ours, expected) in ours.iter().zip(&expected) {
+        assert_eq!(ours.to_spaced(), expected.to_spaced());
+    }
+    assert_eq!((ours.len(), expected.len()), (4, 4));
+    let typed = Hints { task: Some("typed".to_owned()), ..none };
+    let error = router.decide(states[0], &questions, &typed, &any).unwrap_err();
+    assert!(error.is_request() && error.to_string().contains("choose one of english, multilingual"));
+}
+
+#[test]
+fn a_tournament_ends_as_recorded() {
+    let Some(cases) = recorded("http.json") else { return };
+    let (state, questions, recorded) = exchange(&cases, "tournament");
+    let mut router = router();
+    let decider = router.model("english").unwrap();
+    let ours = decider
+        .decide_tournament(&state, &questions, Tournament { group_size: 8 }, &Request::default())
+        .unwrap();
+    let theirs = recorded.get("answers").unwrap().get("q").unwrap();
+    let answer = ours.get("answers").unwrap().get("q").unwrap();
+    for (key, value) in answer.as_map().unwrap() {
+        assert_eq!(value.to_spaced(), theirs.get(key).unwrap().to_spaced(), "{key}");
+    }
+    assert_eq!(ours.get("tournament").unwrap().get("q"), theirs.get("x_tournament"));
+    assert_eq!(ours.get("usage"), recorded.get("usage"));
+    // Over all labels, as served: the eliminated count as options.
+    assert_eq!(jev_confidence(answer).as_ref(), theirs.get("x_jev_confidence"));
+    let few =
+        decider.decide_tournament(&state, &questions, Tournament { group_size: 100 }, &Request::default());
+    assert!(few.unwrap().get("tournament").is_none());
+    let error =
+        decider.decide_tournament(&state, &questions, Tournament { group_size: 1 }, &Request::default());
+    assert!(error.unwrap_err().to_string().contains("expected 2 to 100"));
 }

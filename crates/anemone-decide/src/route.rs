@@ -1,0 +1,297 @@
+//! Which of several models answers a request, and why.
+
+use crate::language::Detection;
+use crate::question::Question;
+use crate::value::{Value, repr};
+use crate::{Error, Result};
+
+const ENGLISH: &str = "english";
+const MULTILINGUAL: &str = "multilingual";
+const TYPED: &str = "typed-decisions";
+
+/// The published models and where they are.
+const PUBLISHED: [(&str, &str); 3] = [
+    (ENGLISH, "convaiinnovations/laya"),
+    (MULTILINGUAL, "convaiinnovations/laya/multilingual"),
+    (TYPED, "convaiinnovations/laya/typed-decisions"),
+];
+
+/// Other names of the published models.
+const ALIASES: [(&str, &str); 10] = [
+    ("en", ENGLISH),
+    ("laya", ENGLISH),
+    ("default", ENGLISH),
+    ("multi", MULTILINGUAL),
+    ("ml", MULTILINGUAL),
+    ("laya-multilingual", MULTILINGUAL),
+    ("typed", TYPED),
+    ("typed_decisions", TYPED),
+    ("laya-typed-decisions", TYPED),
+    ("decisions", TYPED),
+];
+
+/// Question ids of the workflows that `typed-decisions` was made for.
+const WORKFLOWS: [(&str, [&str; 5]); 4] = [
+    ("agent_trace_observability", ["action", "needs_review", "outcome", "risk", "urgency"]),
+    ("customer_service", ["action", "category", "churn_risk", "needs_human", "urgency"]),
+    ("invoice_processing", ["discrepancy_severity", "disposition", "duplicate", "matches_order", "urgency"]),
+    ("security_incidents", ["credential_compromise", "disposition", "severity", "true_positive", "urgency"]),
+];
+
+/// Language codes that name no language.
+const NO_LANGUAGE: [&str; 6] = ["", "c", "posix", "und", "zxx", "mul"];
+/// Characters of a line that a reason quotes.
+const QUOTED: usize = 60;
+
+/// What a caller knows about where a request belongs; the first that is given decides.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Hints {
+    /// Name of the model.
+    pub model: Option<String>,
+    /// Name of a task, which is that of its model.
+    pub task: Option<String>,
+    /// Language of the state, as a code or locale.
+    pub language: Option<String>,
+    /// Language of the state as far as the caller can tell.
+    pub guess: Option<String>,
+}
+
+/// The model for a request.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Route {
+    /// Its name.
+    pub model: String,
+    /// Where it is.
+    pub repo: String,
+    /// Why it was chosen, for people; clients read it too.
+    pub reason: String,
+    /// What was found out about the state, where that was needed.
+    pub detection: Option<Detection>,
+    /// The known workflow the questions are of, whether it counted or not.
+    pub workflow: Option<&'static str>,
+}
+
+impl Route {
+    /// The `routing` object of a result.
+    pub fn to_value(&self) -> Value {
+        let fields = [
+            ("model", Value::text(&self.model)),
+            ("repo", Value::text(&self.repo)),
+            ("reason", Value::text(&self.reason)),
+            ("detection", self.detection.as_ref().map_or(Value::Null, Detection::to_value)),
+            ("workflow", self.workflow.map_or(Value::Null, Value::text)),
+        ];
+        Value::Map(fields.map(|(key, value)| (key.to_owned(), value)).into())
+    }
+}
+
+/// Models by name, and the rules that choose one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Routes {
+    models: Vec<(String, String)>,
+    default: String,
+    /// Whether the ids of a known workflow choose its model.
+    pub detects_tasks: bool,
+    /// Language of states of which nothing else is known.
+    pub guess: Option<String>,
+}
+
+impl Default for Routes {
+    /// The published models at their published places.
+    fn default() -> Self {
+        let models = PUBLISHED.map(|(name, repo)| (name.to_owned(), repo.to_owned())).into();
+        Self { models, default: MULTILINGUAL.to_owned(), detects_tasks: false, guess: None }
+    }
+}
+
+impl Routes {
+    /// No model yet.
+    pub fn empty() -> Self {
+        Self { models: Vec::new(), ..Self::default() }
+    }
+
+    /// Puts a model at a name, in place of one that was there. Names are of `a-z 0-9 . _ -`, begin with a letter or digit, and are not
+    /// `auto`; an alias stands for its model.
+    pub fn insert(&mut self, name: &str, repo: impl Into<String>) -> Result<()> {
+        let wanted = name.trim().to_lowercase();
+        let starts = wanted.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit());
+        let legal = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-".contains(c);
+        if wanted == "auto" || !starts || !wanted.chars().all(legal) {
+            let problem = format!(
+                "name {} is not allowed; use a-z, 0-9, '.', '_' and '-', a letter or digit first, and not 'auto'",
+                repr(name)
+            );
+            return Err(Error::Argument { name: "model", problem });
+        }
+        let wanted = alias(&wanted).unwrap_or(&wanted).to_owned();
+        match self.models.iter_mut().find(|(name, _)| *name == wanted) {
+            Some((_, at)) => *at = repo.into(),
+            None => self.models.push((wanted, repo.into())),
+        }
+        Ok(())
+    }
+
+    /// Chooses the model of states that decide nothing; `multilingual` before.
+    pub fn set_default(&mut self, name: &str) -> Result<()> {
+        name.clone_into(&mut self.default);
+        self.default = self.find(name)?.0.clone();
+        Ok(())
+    }
+
+    /// Names and places of the models.
+    pub fn models(&self) -> &[(String, String)] {
+        &self.models
+    }
+
+    /// The model of a name or alias.
+    pub fn find(&self, name: &str) -> Result<&(String, String)> {
+        let wanted = name.trim().to_lowercase();
+        let canonical = alias(&wanted).unwrap_or(&wanted);
+        self.models.iter().find(|(name, _)| name == canonical).ok_or_else(|| {
+            let names: Vec<&str> = self.models.iter().map(|(name, _)| name.as_str()).collect();
+            let problem = format!("{} is unknown; choose one of {}", repr(name), names.join(", "));
+            Error::Argument { name: "model", problem }
+        })
+    }
+
+    /// The model for a request, by the hints, the ids of its questions and the text of its state, in this order.
+    pub fn route(&self, state: &Value, questions: &[Question], hints: &Hints) -> Result<Route> {
+        let workflow = workflow(questions);
+        let to = |name: &str, reason: String, detection: Option<Detection>| {
+            let (model, repo) = self.find(name)?.clone();
+            Ok(Route { model, repo, reason, detection, workflow })
+        };
+        if let Some(model) = &hints.model {
+            return to(model, format!("explicit model={}", repr(model)), None);
+        }
+        if let Some(task) = &hints.task {
+            return to(task, format!("explicit task={}", repr(task)), None);
+        }
+        if let Some(name) = workflow.filter(|_| self.detects_tasks) {
+            let reason = format!("question ids match the '{name}' typed-decisions workflow");
+            return to(TYPED, reason, None);
+        }
+        let by_language = |english: bool| if english { ENGLISH } else { MULTILINGUAL };
+        if let Some((code, english)) = named(hints.language.as_deref()) {
+            return to(by_language(english), format!("explicit lang={}", repr(code)), None);
+        }
+        for (guess, source) in [(&hints.guess, "lang_guess"), (&self.guess, "Router(lang_guess=...)")] {
+            if let Some((_, english)) = named(guess.as_deref()) {
+                let what = if english { "English" } else { "non-English" };
+                let reason = format!("{source}: the caller identified this as {what} text");
+                return to(by_language(english), reason, None);
+            }
+        }
+        let detection = Detection::of(state);
+        let (name, reason) = self.judge(&detection);
+        to(name, reason, Some(detection))
+    }
+
+    fn judge(&self, found: &Detection) -> (&str, String) {
+        let default = &self.default;
+        let cannot = "the English checkpoint cannot read it";
+        let percent = |share: f64| format!("{:.0}%", share * 100.0);
+        match (found.script, found.language) {
+            ("unknown", _) => (default, format!("no letters detected in state; using default ({default})")),
+            ("latin", Some(language)) if !found.is_english => {
+                let reason = match &found.mixed_segment {
+                    Some(line) => {
+                        let line: String = line.chars().take(QUOTED).collect();
+                        let line = repr(&line);
+                        format!(
+                            "Latin script, mostly English, but a line or field reads as '{language}' ({line}); {cannot}"
+                        )
+                    }
+                    None => format!("Latin script but language looks like '{language}', not English"),
+                };
+                (MULTILINGUAL, reason)
+            }
+            ("latin", _) if !found.is_english => {
+                let letters = percent(found.diacritic_rate);
+                let reason = format!(
+                    "Latin script, language not identified but {letters} non-English letters; not safe for the English checkpoint"
+                );
+                (MULTILINGUAL, reason)
+            }
+            ("latin", _) if found.language_undecided => (
+                default,
+                format!(
+                    "Latin script, language not identified and no non-English letters; using default ({default})"
+                ),
+            ),
+            ("latin", _) => (ENGLISH, "English Latin text".to_owned()),
+            (script, _) => {
+                let letters = percent(found.non_latin_fraction);
+                (MULTILINGUAL, format!("non-Latin script ({script}, {letters} of letters); {cannot}"))
+            }
+        }
+    }
+}
+
+fn alias(name: &str) -> Option<&'static str> {
+    ALIASES.iter().find(|(alias, _)| *alias == name).map(|(_, name)| *name)
+}
+
+/// The workflow whose ids these are exactly.
+fn workflow(questions: &[Question]) -> Option<&'static str> {
+    let same = |ids: &[&str; 5]| {
+        questions.len() == ids.len() && ids.iter().all(|id| questions.iter().any(|q| q.id == *id))
+    };
+    WORKFLOWS.iter().find(|(_, ids)| same(ids)).map(|(name, _)| *name)
+}
+
+/// A code that names a language, and whether that is English.
+fn named(code: Option<&str>) -> Option<(&str, bool)> {
+    let code = code?;
+    let first = code.split('.').next()?.replace('_', "-");
+    let first = first.split('-').next()?.trim().to_lowercase();
+    if NO_LANGUAGE.contains(&first.as_str()) {
+        return None;
+    }
+    Some((code, matches!(first.as_str(), "en" | "eng" | "english")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_aliases() {
+        let mut routes = Routes::default();
+        assert_eq!(routes.find(" Laya ").unwrap().0, "english");
+        assert!(
+            routes.find("laya2").unwrap_err().to_string().contains("choose one of english, multilingual")
+        );
+        routes.insert("Mine", "./mine").unwrap();
+        routes.insert("ml", "./ml").unwrap();
+        assert_eq!(routes.find("mine").unwrap().1, "./mine");
+        assert_eq!(routes.find("multilingual").unwrap().1, "./ml");
+        for name in ["auto", "a b", "_x", "", "é", "../x"] {
+            assert!(routes.insert(name, "x").unwrap_err().to_string().contains("is not allowed"), "{name}");
+        }
+        assert!(routes.set_default("nope").is_err());
+        routes.set_default("en").unwrap();
+        let route = routes.route(&Value::text("ok"), &[], &Hints::default()).unwrap();
+        assert!(route.model == "english" && route.reason.ends_with("using default (english)"));
+    }
+
+    #[test]
+    fn hints_are_quoted_and_ordered() {
+        let mut routes = Routes { guess: Some("fr".to_owned()), ..Routes::default() };
+        let state = Value::text("The invoice was billed twice last week");
+        let mut hints = Hints { guess: Some("und".to_owned()), ..Hints::default() };
+        let reason = |routes: &Routes, hints: &Hints| routes.route(&state, &[], hints).unwrap().reason;
+        assert_eq!(
+            reason(&routes, &hints),
+            "Router(lang_guess=...): the caller identified this as non-English text"
+        );
+        routes.guess = None;
+        assert_eq!(reason(&routes, &hints), "English Latin text");
+        hints.language = Some("it's".to_owned());
+        assert_eq!(reason(&routes, &hints), "explicit lang=\"it's\"");
+        hints.task = Some(" Typed ".to_owned());
+        assert_eq!(reason(&routes, &hints), "explicit task=' Typed '");
+        hints.model = Some("EN".to_owned());
+        assert_eq!(reason(&routes, &hints), "explicit model='EN'");
+    }
+}

@@ -1,0 +1,154 @@
+//! Several models, loaded when they are needed.
+
+use std::fmt;
+
+use crate::decider::{Decider, Request};
+use crate::question::Question;
+use crate::route::{Hints, Route, Routes};
+use crate::value::Value;
+use crate::{Error, Result};
+
+/// Makes a model of its name and place.
+type Load<M> = Box<dyn FnMut(&str, &str) -> Result<M> + Send>;
+
+/// Models by name; as many as allowed stay in memory, and the one used longest ago goes first.
+pub struct Router<M = Decider> {
+    routes: Routes,
+    load: Load<M>,
+    max_loaded: usize,
+    /// The one used last is the last.
+    loaded: Vec<(String, M)>,
+}
+
+impl<M> fmt::Debug for Router<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Router")
+            .field("routes", &self.routes)
+            .field("loaded", &self.loaded())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<M> Router<M> {
+    /// Models that stay in memory unless told otherwise.
+    pub const MAX_LOADED: usize = 2;
+
+    /// A router over named models; `load` makes one of its name and place. Nothing is loaded yet.
+    pub fn new(
+        routes: Routes,
+        max_loaded: usize,
+        load: impl FnMut(&str, &str) -> Result<M> + Send + 'static,
+    ) -> Result<Self> {
+        if max_loaded == 0 {
+            let problem = "is 0; at least one model must stay in memory".to_owned();
+            return Err(Error::Argument { name: "max_loaded", problem });
+        }
+        Ok(Self { routes, load: Box::new(load), max_loaded, loaded: Vec::new() })
+    }
+
+    /// The models and rules.
+    pub fn routes(&self) -> &Routes {
+        &self.routes
+    }
+
+    /// Names of the models in memory, the one used last the last.
+    pub fn loaded(&self) -> Vec<&str> {
+        self.loaded.iter().map(|(name, _)| name.as_str()).collect()
+    }
+
+    /// A model by name or alias, loaded if it is not yet. Room is made before, so that never more than allowed are in memory.
+    pub fn model(&mut self, name: &str) -> Result<&mut M> {
+        let (name, repo) = self.routes.find(name)?.clone();
+        let entry = if let Some(i) = self.loaded.iter().position(|(loaded, _)| *loaded == name) {
+            self.loaded.remove(i)
+        } else {
+            let spare = (self.loaded.len() + 1).saturating_sub(self.max_loaded);
+            self.loaded.drain(..spare);
+            let model = (self.load)(&name, &repo)?;
+            (name, model)
+        };
+        self.loaded.push(entry);
+        let last = self.loaded.len() - 1;
+        Ok(&mut self.loaded[last].1)
+    }
+}
+
+impl Router<Decider> {
+    /// Answers every question about a state by the model it belongs to; the result object has `routing` at its end.
+    ///
+    /// The language in the hints also chooses temperatures, unless the request names one.
+    pub fn decide(
+        &mut self,
+        state: &Value,
+        questions: &[Question],
+        hints: &Hints,
+        request: &Request,
+    ) -> Result<Value> {
+        let mut all = self.decide_all(&[state], questions, hints, request)?;
+        Ok(all.pop().unwrap_or(Value::Null))
+    }
+
+    /// Answers the same questions about every state, those of one model together. Results are in the order of the states.
+    pub fn decide_all(
+        &mut self,
+        states: &[&Value],
+        questions: &[Question],
+        hints: &Hints,
+        request: &Request,
+    ) -> Result<Vec<Value>> {
+        let route = |state: &&Value| self.routes.route(state, questions, hints);
+        let routes: Vec<Route> = states.iter().map(route).collect::<Result<_>>()?;
+        let mut names: Vec<&str> = Vec::new();
+        for route in &routes {
+            if !names.contains(&route.model.as_str()) {
+                names.push(&route.model);
+            }
+        }
+        let mut request = request.clone();
+        request.language = request.language.or_else(|| hints.language.clone());
+        let mut results: Vec<(usize, Value)> = Vec::with_capacity(states.len());
+        for name in names {
+            let own = || (0..states.len()).filter(|i| routes[*i].model == name);
+            let group: Vec<&Value> = own().map(|i| states[i]).collect();
+            let decided = self.model(name)?.decide_all(&group, questions, &request)?;
+            results.extend(
+                own()
+                    .zip(decided)
+                    .map(|(i, decisions)| (i, decisions.to_value().with("routing", routes[i].to_value()))),
+            );
+        }
+        results.sort_by_key(|(i, _)| *i);
+        Ok(results.into_iter().map(|(_, result)| result).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_model_used_longest_ago_goes_first() {
+        let mut loads = 0;
+        let load = move |name: &str, _: &str| {
+            loads += 1;
+            Ok(format!("{name} {loads}"))
+        };
+        let mut router = Router::new(Routes::default(), 2, load).unwrap();
+        assert_eq!(router.model("en").unwrap(), "english 1");
+        assert_eq!(router.model("ml").unwrap(), "multilingual 2");
+        assert_eq!(router.model("english").unwrap(), "english 1");
+        assert_eq!(router.model("typed").unwrap(), "typed-decisions 3");
+        assert_eq!(router.loaded(), ["english", "typed-decisions"]);
+        assert_eq!(router.model("ml").unwrap(), "multilingual 4");
+        assert_eq!(router.loaded(), ["typed-decisions", "multilingual"]);
+        assert!(router.model("none").is_err());
+    }
+
+    #[test]
+    fn a_model_that_does_not_load_is_not_kept() {
+        let fail = |_: &str, _: &str| -> Result<()> { Err(Error::NoState) };
+        let mut router = Router::new(Routes::default(), 1, fail).unwrap();
+        assert!(router.model("en").is_err() && router.loaded().is_empty());
+        assert!(Router::new(Routes::default(), 0, fail).is_err());
+    }
+}
