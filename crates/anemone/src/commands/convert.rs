@@ -9,6 +9,7 @@ use anemone_ane::{CacheKind, Options, Pass, Plan, Rules, Silu, plan};
 use anemone_bundle::{Source, Writer};
 use anemone_checkpoint::Checkpoint;
 use anemone_models::Stack;
+use anemone_session::Tokenizer;
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use clap::builder::RangedU64ValueParser;
@@ -164,8 +165,8 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
 
 /// Errors for a tokenizer that the bundle could not use; without one it reads token ids only, which is said.
 fn check_tokenizer(checkpoint: &Checkpoint, shell: &Shell) -> Result<()> {
-    if checkpoint.tokenizer_json().is_ok() {
-        model::tokenizer(checkpoint).with_context(|| checkpoint.name().to_string())?;
+    if let Ok(json) = checkpoint.tokenizer_json() {
+        Tokenizer::check(&json).with_context(|| checkpoint.name().to_string())?;
     } else if !shell.quiet {
         output::note("the checkpoint has no tokenizer.json, so the bundle will run token ids and no text");
     }
