@@ -91,7 +91,7 @@ def beside_cp(anemone: str, work: Path, preset: str, rounds: int) -> dict:
 
 
 def killed(anemone: str, work: Path, preset: str, times: int, seconds: float) -> int:
-    """Kills conversions at random moments; counts those that left something that loads."""
+    """Kills conversions at random moments; counts those that left something that loads and is not whole."""
     source, bundle = checkpoint(work, preset), work / "killed"
     loads = 0
     for seed in range(times):
@@ -104,8 +104,10 @@ def killed(anemone: str, work: Path, preset: str, times: int, seconds: float) ->
             continue
         unfinished = bundle.with_name(f".{bundle.name}.unfinished")
         for place in (bundle, unfinished):
-            run = [anemone, "inspect", "--model", str(place)]
-            loads += place.exists() and subprocess.run(run, capture_output=True).returncode == 0
+            inspect = [anemone, "inspect", "--bundle", str(place)]
+            opens = lambda *more: subprocess.run([*inspect, *more], capture_output=True).returncode == 0
+            # Killed between the rename and its end, a conversion leaves a bundle that is whole.
+            loads += place.exists() and opens() and not opens("--verify-hash")
     # The next run clears up what is left.
     measured([anemone, "--quiet", "convert", "--model", str(source), "--out", str(bundle), *PASSES])
     if unfinished.exists():
@@ -154,7 +156,7 @@ def main() -> None:
         print(f"| {preset} | {row['size']:.4f} | {row['rss']:.0f} | {row['wall']:.2f} | {row['cp']:.2f} | {row['ratio']:.2f} |", flush=True)
         last = row["wall"]
     loads = killed(args.anemone, args.work, presets[0], 10, last if len(presets) == 1 else 1.0)
-    print(f"\nTwo runs of each are byte-identical. Killed at ten random moments, {loads} left something that loads.")
+    print(f"\nTwo runs of each are byte-identical. Killed at ten random moments, {loads} left something that loads and is not whole.")
     if args.no_coremltools:
         return
     row = beside_coremltools(args.anemone, args.work, presets[0], min(args.rounds, 3), args.passes)
