@@ -113,27 +113,38 @@ impl LayaEngine {
     }
 
     fn run(&mut self, rows: &[Row<'_>], mut tap: Option<Tap<'_>>) -> Result<Vec<Scores>, Error> {
-        for (i, row) in rows.iter().enumerate() {
-            self.check(row).map_err(|problem| Error::Row { row: i, problem })?;
-        }
+        self.check_all(rows)?;
         let mut scores = Vec::with_capacity(rows.len());
-        let mut first = 0;
-        while first < rows.len() {
-            let mut tokens = rows[first].ids.len();
-            let mut end = first + 1;
-            while end < rows.len() && tokens + rows[end].ids.len() <= CHUNK {
-                tokens += rows[end].ids.len();
-                end += 1;
-            }
+        for group in groups(rows) {
             let tap = tap.as_mut().map(|tap| -> Tap<'_> { *tap });
-            self.forward.group(&self.context, &self.model, &rows[first..end], tap, &mut scores);
-            first = end;
+            self.forward.group(&self.context, &self.model, group, tap, &mut scores);
         }
         let finite = |s: &Scores| s.logits.iter().chain(&s.action_logits).all(|v| v.is_finite());
         match scores.iter().position(|s| !finite(s)) {
             Some(row) => Err(Error::NonFiniteScores { row }),
             None => Ok(scores),
         }
+    }
+
+    /// The mean over its tokens of the encoder's output, `hidden` values for each text, in order. A text is its token ids, of any length
+    /// up to the model's limit; a text's vector is the same in whatever company it comes.
+    pub fn embed(&mut self, texts: &[&[u32]]) -> Result<Vec<Vec<f32>>, Error> {
+        let rows: Vec<Row<'_>> =
+            texts.iter().map(|ids| Row { ids, markers: &[0], kind: 0, parallel: None }).collect();
+        self.check_all(&rows)?;
+        let mut means = Vec::with_capacity(rows.len());
+        for group in groups(&rows) {
+            self.forward.pooled(&self.context, &self.model, group, &mut means);
+        }
+        match means.iter().position(|mean| !mean.iter().all(|v| v.is_finite())) {
+            Some(row) => Err(Error::NonFiniteScores { row }),
+            None => Ok(means),
+        }
+    }
+
+    fn check_all(&self, rows: &[Row<'_>]) -> Result<(), Error> {
+        let check = |(i, row)| self.check(row).map_err(|problem| Error::Row { row: i, problem });
+        rows.iter().enumerate().try_for_each(check)
     }
 
     fn check(&self, row: &Row<'_>) -> Result<(), String> {
@@ -169,4 +180,19 @@ impl LayaEngine {
             _ => Ok(()),
         }
     }
+}
+
+/// Neighbouring rows that are computed together.
+fn groups<'r, 'a>(rows: &'r [Row<'a>]) -> impl Iterator<Item = &'r [Row<'a>]> {
+    let mut rest = rows;
+    std::iter::from_fn(move || {
+        let mut tokens = rest.first()?.ids.len();
+        let more = rest[1..].iter().take_while(|row| {
+            tokens += row.ids.len();
+            tokens <= CHUNK
+        });
+        let (group, others) = rest.split_at(1 + more.count());
+        rest = others;
+        Some(group)
+    })
 }

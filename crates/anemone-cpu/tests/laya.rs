@@ -156,6 +156,14 @@ fn stages_of_recorded_rows() {
                     seen.insert(stage.to_owned(), x.to_vec());
                 })
                 .unwrap();
+            let ids = row.row().ids.to_vec();
+            let means = engine(&model, false, Level::best()).embed(&[&ids[..3], &ids]).unwrap();
+            let last = &seen["encoder.final_norm"];
+            for (i, mean) in means[1].iter().enumerate() {
+                let sum: f32 = last.chunks_exact(hidden).map(|x| x[i]).sum();
+                assert!((mean - sum / ids.len() as f32).abs() < 1e-5, "{i}");
+            }
+            assert_eq!((means.len(), means[0].len()), (2, hidden));
             for (stage, entries) in trace["stages"].as_object().unwrap() {
                 let Some(x) = seen.get(stage) else {
                     assert!(

@@ -57,6 +57,52 @@ impl Forward {
         self.act.reduced
     }
 
+    /// Runs the encoder over checked rows; its normed output is left in the stream.
+    fn encode(
+        &mut self,
+        context: &Context,
+        model: &LayaModel,
+        rows: &[Row<'_>],
+        show: &mut dyn FnMut(&str, &[f32]),
+    ) {
+        let hidden = model.laya.encoder.hidden_size;
+        let tokens: usize = rows.iter().map(|row| row.ids.len()).sum();
+        let n = tokens * hidden;
+        let pairs: Vec<Option<Pairs>> =
+            rows.iter().map(|row| row.parallel.map(|p| Pairs::new(model, &p))).collect();
+        self.embed(context, model, rows, n);
+        self.rotations(model, rows);
+        show("embeddings", &self.x[..n]);
+        for layer in &model.layers {
+            self.layer(context, layer, rows, &pairs, tokens);
+            show(&layer.path, &self.x[..n]);
+        }
+        self.norm_stream(context, &model.final_norm, n);
+        show("encoder.final_norm", &self.x[..n]);
+    }
+
+    /// Appends the mean over its tokens of the encoder's output for each checked row.
+    pub(super) fn pooled(
+        &mut self,
+        context: &Context,
+        model: &LayaModel,
+        rows: &[Row<'_>],
+        means: &mut Vec<Vec<f32>>,
+    ) {
+        self.encode(context, model, rows, &mut |_, _| {});
+        let hidden = model.laya.encoder.hidden_size;
+        let mut rest = &self.x[..];
+        for row in rows {
+            let (own, others) = rest.split_at(row.ids.len() * hidden);
+            rest = others;
+            let mut mean = vec![0.0; hidden];
+            for x in own.chunks_exact(hidden) {
+                mean.iter_mut().zip(x).for_each(|(sum, x)| *sum += x);
+            }
+            means.push(mean.into_iter().map(|sum| sum / row.ids.len() as f32).collect());
+        }
+    }
+
     /// Scores checked rows and appends them to `scores`.
     pub(super) fn group(
         &mut self,
@@ -69,22 +115,12 @@ impl Forward {
         let hidden = model.laya.encoder.hidden_size;
         let tokens: usize = rows.iter().map(|row| row.ids.len()).sum();
         let n = tokens * hidden;
-        let pairs: Vec<Option<Pairs>> =
-            rows.iter().map(|row| row.parallel.map(|p| Pairs::new(model, &p))).collect();
-        self.embed(context, model, rows, n);
-        self.rotations(model, rows);
         let mut show = |stage: &str, x: &[f32]| {
             if let Some(tap) = &mut tap {
                 tap(stage, x);
             }
         };
-        show("embeddings", &self.x[..n]);
-        for layer in &model.layers {
-            self.layer(context, layer, rows, &pairs, tokens);
-            show(&layer.path, &self.x[..n]);
-        }
-        self.norm_stream(context, &model.final_norm, n);
-        show("encoder.final_norm", &self.x[..n]);
+        self.encode(context, model, rows, &mut show);
         let mut start = 0;
         for row in rows {
             let kind = &model.kinds[row.kind * hidden..(row.kind + 1) * hidden];
