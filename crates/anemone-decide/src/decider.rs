@@ -96,6 +96,10 @@ impl Decider {
         &self.engine
     }
 
+    pub(crate) fn engine_mut(&mut self) -> &mut LayaEngine {
+        &mut self.engine
+    }
+
     /// The tokenizer and its special tokens.
     pub fn vocabulary(&self) -> &Vocabulary {
         &self.vocabulary

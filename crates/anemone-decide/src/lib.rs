@@ -16,6 +16,7 @@ mod prompt;
 mod question;
 mod route;
 mod router;
+mod shortlist;
 mod tournament;
 mod value;
 
@@ -31,5 +32,6 @@ pub use prompt::{Limits, Prompt, StateTokens, Vocabulary};
 pub use question::{Kind, Question};
 pub use route::{Hints, Route, Routes};
 pub use router::Router;
+pub use shortlist::Shortlist;
 pub use tournament::Tournament;
 pub use value::{ParseError, Value};

@@ -101,6 +101,14 @@ impl Vocabulary {
         Ok(self.tokenizer.encode(&text.replace(&self.mask_text, " "), false)?)
     }
 
+    /// A text on its own as a row of at most `max_len` tokens.
+    pub(crate) fn text(&self, text: &str, max_len: usize) -> Result<Vec<u32>> {
+        let mut ids = vec![self.cls];
+        ids.extend(self.encode(text)?.into_iter().take(max_len.saturating_sub(2)));
+        ids.push(self.sep);
+        Ok(ids)
+    }
+
     /// A state as tokens: a text as it is, anything else as JSON.
     pub fn state(&self, state: &Value) -> Result<StateTokens> {
         if *state == Value::Null {

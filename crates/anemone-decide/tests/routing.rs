@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use anemone_checkpoint::DecisionCheckpoint;
 use anemone_cpu::LayaOptions;
 use anemone_decide::{
-    Decider, Detection, Hints, Question, Request, Router, Routes, Tournament, Value, jev_confidence,
+    Decider, Detection, Hints, Question, Request, Router, Routes, Shortlist, Tournament, Value,
+    jev_confidence,
 };
 
 fn tiny(path: &str) -> PathBuf {
@@ -153,4 +154,35 @@ fn a_tournament_ends_as_recorded() {
     let error =
         decider.decide_tournament(&state, &questions, Tournament { group_size: 1 }, &Request::default());
     assert!(error.unwrap_err().to_string().contains("expected 2 to 100"));
+}
+
+#[test]
+fn a_shortlist_keeps_the_nearest_labels() {
+    let Some(cases) = recorded("http.json") else { return };
+    let (state, questions, _) = exchange(&cases, "tournament");
+    let mut router = router();
+    let decider = router.model("english").unwrap();
+    let any = Request::default();
+    let ours = decider.decide_shortlist(&state, &questions, Shortlist { k: 5 }, &any).unwrap();
+    let list = ours.get("shortlist").unwrap().get("q").unwrap();
+    let scores = list.get("scores").unwrap().as_list().unwrap();
+    let scores: Vec<f64> = scores.iter().map(|s| s.as_f64().unwrap()).collect();
+    assert!(scores.len() == 5 && scores.is_sorted_by(|a, b| a >= b) && scores.iter().all(|s| s.abs() <= 1.0));
+    let answer = ours.get("answers").unwrap().get("q").unwrap();
+    let asked = answer.get("probabilities").unwrap().as_map().unwrap();
+    let asked: Vec<Value> = asked.iter().map(|(label, _)| Value::text(label)).collect();
+    assert_eq!(list.get("labels").unwrap().as_list().unwrap(), asked);
+    assert_eq!((list.get("k"), list.get("n")), (Some(&Value::int(5)), Some(&Value::int(22))));
+    // A state that is the query itself but for the instructions finds the label it repeats.
+    let word = &questions[0].narrowed(&[2]);
+    let same = Question { instructions: word.options[0].clone(), ..questions[0].clone() };
+    let found =
+        decider.decide_shortlist(&Value::text(&word.options[0]), &[same], Shortlist { k: 1 }, &any).unwrap();
+    let found = found.get("shortlist").unwrap().get("q").unwrap().get("labels").unwrap().to_spaced();
+    assert_eq!(found, format!("[{}]", word.labels[0].to_spaced()));
+    let all = decider.decide_shortlist(&state, &questions, Shortlist { k: 22 }, &any).unwrap();
+    assert_eq!(all.get("shortlist").unwrap().get("q").unwrap().get("passthrough"), Some(&Value::Bool(true)));
+    let plain = decider.decide(&state, &questions, &any).unwrap().to_value();
+    assert_eq!(all.get("answers"), plain.get("answers"));
+    assert!(decider.decide_shortlist(&state, &questions, Shortlist { k: 0 }, &any).is_err());
 }
