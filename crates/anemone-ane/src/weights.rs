@@ -150,7 +150,7 @@ fn stream(
     name: &str,
     out: &mut dyn Write,
 ) -> Result<(), Box<dyn StdError + Send + Sync>> {
-    const FLUSH: usize = 256 << 10;
+    const FLUSH: usize = 1 << 20;
     let size = tensor.dtype().size();
     let scale = f32::powi(2.0, log2 as i32);
     let mut buffer: Vec<u8> = Vec::with_capacity(FLUSH + 2 * columns.len());

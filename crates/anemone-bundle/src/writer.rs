@@ -123,7 +123,7 @@ impl Writer {
     /// [added](Writer::add_host_tensor).
     pub fn host_tensor(&self, name: &str, of: &str, tensor: &Tensor) -> Result<WrittenTensor, Error> {
         /// Elements converted at once.
-        const BLOCK: usize = 1 << 17;
+        const BLOCK: usize = 1 << 19;
         let file = format!("{name}.f16");
         let path = self.building.join(&file);
         let mut hash = Xxh3::new();
