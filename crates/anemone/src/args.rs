@@ -25,6 +25,25 @@ pub(crate) struct ModelArgs {
     pub(crate) revision: Option<String>,
 }
 
+/// Where a hub id is looked for.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Model")]
+pub(crate) struct HubArgs {
+    /// Use only models that are on this machine (as `HF_HUB_OFFLINE=1` does)
+    #[arg(long)]
+    pub(crate) offline: bool,
+    /// Branch, tag or commit of a hub id that names none [default: main]
+    #[arg(long, value_name = "REV")]
+    pub(crate) revision: Option<String>,
+}
+
+impl HubArgs {
+    /// The same without a model.
+    pub(crate) fn to_model(&self) -> ModelArgs {
+        ModelArgs { model: None, offline: self.offline, revision: self.revision.clone() }
+    }
+}
+
 /// A converted model.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Model")]

@@ -161,15 +161,21 @@ pub(crate) fn open(args: &ModelArgs, shell: &Shell) -> Result<Checkpoint> {
 
 /// Opens the decision model that `--model` names, downloading it if it is a hub id.
 pub(crate) fn open_decision(args: &ModelArgs, shell: &Shell) -> Result<DecisionCheckpoint> {
-    let Some(path) = locate(args, shell)? else { return Ok(demo::decision::open()?) };
+    let Some(path) = decision_path(args, shell)? else { return Ok(demo::decision::open()?) };
     let label = || format!("--model {}", args.model.as_deref().unwrap_or(&path).display());
+    DecisionCheckpoint::open(&path).with_context(label)
+}
+
+/// Where the decision model lies that `--model` names; none for the built-in one.
+pub(crate) fn decision_path(args: &ModelArgs, shell: &Shell) -> Result<Option<PathBuf>> {
+    let Some(path) = locate(args, shell)? else { return Ok(None) };
     ensure!(
         DecisionCheckpoint::is_at(&path) || !path.join("config.json").is_file(),
-        "{}: this is a language model, which has no decisions to make; use it with `run`, or pass a decision model (it has \
+        "--model {}: this is a language model, which has no decisions to make; use it with `run`, or pass a decision model (it has \
          rl_agent_config.json)",
-        label()
+        args.model.as_deref().unwrap_or(&path).display()
     );
-    DecisionCheckpoint::open(&path).with_context(label)
+    Ok(Some(path))
 }
 
 /// The path that `--model` names, where a hub id was downloaded to; none for the built-in model.

@@ -1,19 +1,20 @@
 mod batch;
 mod input;
+mod models;
 mod score;
 mod table;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anemone_cpu::LayaOptions;
-use anemone_decide::{Calibration, Decider, Gate, Question, Request, Value, Windows};
+use anemone_decide::{Gate, Preset, Question, Request, Shortlist, Tournament, Value};
 use anyhow::{Context, Result, bail, ensure};
 use clap::builder::RangedU64ValueParser;
 
-use crate::args::ModelArgs;
+use crate::args::HubArgs;
 use crate::cli::Shell;
-use crate::{demo, files, model, output};
+use crate::{demo, output};
+use models::Models;
 
 /// Answer typed questions about a text or JSON with a decision model
 ///
@@ -39,6 +40,9 @@ pub(crate) struct Args {
     /// The questions: JSON or a file of it
     #[arg(long, short = 'Q', value_name = "JSON|FILE")]
     questions: Option<String>,
+    /// Ask a ready-made set of questions: email, guard, moderation, router or triage
+    #[arg(long, value_name = "NAME", conflicts_with = "questions", value_parser = Preset::NAMES)]
+    preset: Option<String>,
     /// Answer every line of a JSONL file (or - for stdin): {"state", "questions" where they differ, "id"}
     #[arg(long, short = 'b', value_name = "FILE|-")]
     batch: Option<PathBuf>,
@@ -72,6 +76,12 @@ pub(crate) struct Args {
     /// Tokens from one window to the next [default: half a window]
     #[arg(long, value_name = "N", requires = "long", value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     stride: Option<usize>,
+    /// Hold a choice among more than N labels in rounds of at most N
+    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "16", conflicts_with_all = ["batch", "long", "raw"], value_parser = RangedU64ValueParser::<usize>::new().range(2..=100))]
+    tournament: Option<usize>,
+    /// Narrow a choice to the N labels whose texts are nearest by the model's own encoder
+    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "20", conflicts_with_all = ["batch", "long", "raw", "tournament"], value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+    shortlist: Option<usize>,
     /// Tokens of a question with its options and the state [default: the model's own limit]
     #[arg(long, value_name = "N")]
     max_len: Option<usize>,
@@ -93,44 +103,79 @@ pub(crate) struct Args {
     /// Threads, 1 to 512 [default: all the system offers]
     #[arg(long, short = 't', value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=512), allow_negative_numbers = true)]
     threads: Option<usize>,
+    /// Decision model: a directory or a hub id `org/name[@revision]` [default: the built-in model laya-demo]. Several as NAME=PATH,
+    /// of which each state gets the one for its language; english, multilingual and typed-decisions are names with a meaning
+    #[arg(long = "model", short = 'm', value_name = "[NAME=]PATH|ID", help_heading = "Model")]
+    models: Vec<String>,
+    /// Task of the state, which chooses among several models
+    #[arg(long, value_name = "NAME", help_heading = "Model")]
+    task: Option<String>,
+    /// Language the state is probably in, which chooses among several models where nothing else does
+    #[arg(long, value_name = "CODE", help_heading = "Model")]
+    lang_guess: Option<String>,
+    /// Say which of several models the state would go to, and why; ask nothing
+    #[arg(long, requires = "state", help_heading = "Model")]
+    explain: bool,
     #[command(flatten)]
-    model: ModelArgs,
+    hub: HubArgs,
+}
+
+/// How choices among many labels are made.
+enum Narrowing {
+    Tournament(Tournament),
+    Shortlist(Shortlist),
+}
+
+impl Args {
+    fn narrowing(&self) -> Option<Narrowing> {
+        let tournament = self.tournament.map(|group_size| Narrowing::Tournament(Tournament { group_size }));
+        tournament.or_else(|| self.shortlist.map(|k| Narrowing::Shortlist(Shortlist { k })))
+    }
 }
 
 pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
-    let asked = args.questions.as_deref().map(input::questions).transpose()?;
+    let asked = match (&args.questions, &args.preset) {
+        (Some(given), _) => Some(input::questions(given)?),
+        (None, Some(name)) => Some(input::Asked::preset(name)?),
+        (None, None) => None,
+    };
     let request = request(args)?;
     if let Some(path) = &args.batch {
-        let mut decider = decider(args, shell)?;
-        return batch::run(args, path, asked.as_ref(), &mut decider, &request, shell);
+        let mut models = Models::load(args, shell)?;
+        return batch::run(args, path, asked.as_ref(), &mut models, &request, shell);
     }
     let (state, asked) = match (&args.state, asked) {
         (Some(state), Some(asked)) => (input::state(state, args.text)?, asked),
+        (Some(state), None) if args.explain => (input::state(state, args.text)?, input::Asked::default()),
         (None, None) => {
             if !shell.quiet {
                 output::note(&format!("state: {}", demo::decision::STATE));
             }
             (Value::text(demo::decision::STATE), input::questions(demo::decision::QUESTIONS)?)
         }
-        (Some(_), None) => bail!("--state without --questions; say what is asked"),
+        (Some(_), None) => bail!("--state without --questions or --preset; say what is asked"),
         (None, Some(_)) => bail!("--questions without --state or --batch; say what they are about"),
     };
     let state = asked.place(state);
-    let mut decider = decider(args, shell)?;
-    if args.long {
-        let windows = Windows { window: args.window, stride: args.stride };
-        let (result, note) = decider.decide_long(&state, &asked.questions, windows, &request)?;
-        if let Some(note) = note.filter(|_| !shell.quiet) {
-            output::note(&note);
-        }
-        return show(args, &result, &asked.questions, shell);
+    let mut models = Models::load(args, shell)?;
+    if args.explain {
+        return explain(args, &models.explain(&state, &asked.questions)?);
     }
-    let decisions = decider.decide(&state, &asked.questions, &request)?;
-    let mut result = decisions.to_value();
-    if let (true, Value::Map(fields)) = (args.raw, &mut result) {
-        fields.push(("rows".to_owned(), decisions.rows()));
+    let (result, note) = models.decide(args, &state, &asked.questions, &request)?;
+    if let Some(note) = note.filter(|_| !shell.quiet) {
+        output::note(&note);
     }
     show(args, &result, &asked.questions, shell)
+}
+
+fn explain(args: &Args, route: &Value) -> Result<ExitCode> {
+    if args.json {
+        output::data(&format!("{}\n", route.to_compact()))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let text = |key: &str| route.get(key).map(|value| value.rendered().into_owned()).unwrap_or_default();
+    output::data(&format!("model   {} ({})\nreason  {}\n", text("model"), text("repo"), text("reason")))?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn show(args: &Args, result: &Value, questions: &[Question], shell: &Shell) -> Result<ExitCode> {
@@ -158,23 +203,6 @@ fn request(args: &Args) -> Result<Request> {
         language: args.lang.clone(),
         gate: gate.transpose()?,
     })
-}
-
-fn decider(args: &Args, shell: &Shell) -> Result<Decider> {
-    let checkpoint = model::open_decision(&args.model, shell)?;
-    let threads = args.threads.unwrap_or_else(crate::machine::threads);
-    let options = LayaOptions { threads, reduced: args.bf16 };
-    let mut decider = Decider::load(&checkpoint, options).with_context(|| checkpoint.name().to_owned())?;
-    if args.bf16 && !decider.engine().has_reduced_products() && !shell.quiet {
-        output::note("this processor has no bf16 products; f32 is used");
-    }
-    if let Some(path) = &args.calibration {
-        let label = format!("--calibration {}", path.display());
-        let text = files::read_text("--calibration", path)?;
-        let map = serde_json::from_str(&text).with_context(|| format!("{label}: not a JSON object"))?;
-        *decider.calibration_mut() = Calibration::of_file(&map, &label)?;
-    }
-    Ok(decider)
 }
 
 fn ensure_one(count: usize, label: &str) -> Result<()> {

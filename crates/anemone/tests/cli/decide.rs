@@ -112,3 +112,56 @@ fn mistakes_are_named() {
     }
     fails(&["--batch", "/no/such"], &["--batch /no/such", "check the path"]);
 }
+
+#[test]
+fn several_models_are_routed_between() {
+    let Some(dir) = shared("fixtures/laya-tiny") else { return };
+    let model = |name: &str| format!("{name}={}", dir.join(name).display());
+    let (english, multilingual) = (model("english"), model("multilingual"));
+    let with = |state: &str, extra: &[&str]| {
+        anemone(&[&["decide", "-m", &english, "-m", &multilingual, "-s", state][..], extra].concat())
+    };
+    let german = "Die Rechnung wurde letzte Woche zweimal abgebucht und ich möchte mein Geld zurück.";
+    let route = with(german, &["--explain", "--json"]).json();
+    assert_eq!(route["model"], "multilingual");
+    assert!(route["reason"].as_str().unwrap().contains("'de'"), "{route}");
+    let text = "The invoice was billed twice last week.";
+    assert!(with(text, &["--explain"]).ok().stdout.starts_with("model   english ("));
+    let routed = with(text, &["--json", "-Q", ANGRY]).json();
+    assert_eq!(routed["routing"]["model"], "english");
+    let english_dir = dir.join("english");
+    let alone =
+        anemone(&["decide", "--json", "-m", english_dir.to_str().unwrap(), "-s", text, "-Q", ANGRY]).json();
+    assert_eq!(routed["answers"], alone["answers"]);
+    let lines = format!("{{\"state\": \"{text}\"}}\n{{\"state\": \"{german}\"}}\n");
+    let args = ["decide", "-q", "-m", &english, "-m", &multilingual, "-b", "-", "-Q", ANGRY];
+    let ran = anemone_with(lines.as_bytes(), &args).ok();
+    assert!(ran.stdout.lines().next().unwrap().contains(r#""routing":{"model":"english""#), "{}", ran.stdout);
+    assert!(ran.stdout.lines().nth(1).unwrap().contains(r#""routing":{"model":"multilingual""#));
+    anemone(&["decide", "-m", "./a", "-m", "./b", "-s", "x", "-Q", ANGRY])
+        .fails(1, &["--model ./a", "needs a name"]);
+}
+
+#[test]
+fn presets_tournaments_and_shortlists() {
+    let triage = anemone(&["decide", "--json", "-s", "the printer is broken", "--preset", "triage"]).json();
+    let spelt =
+        anemone(&["decide", "--json", "-s", r#"{"message": "the printer is broken"}"#, "--preset", "triage"]);
+    assert_eq!(triage, spelt.json());
+    assert!(triage["answers"].as_object().unwrap().len() >= 4);
+    anemone(&["decide", "-s", "x", "--preset", "nope"]).fails(2, &["--preset", "triage"]);
+    let labels: Vec<String> = (0..40).map(|i| format!("\"label {i}\"")).collect();
+    let many = format!(
+        r#"{{"q": {{"type": "choice", "instructions": "Which one?", "criteria": [{}]}}}}"#,
+        labels.join(",")
+    );
+    let with = |extra: &[&str]| {
+        anemone(&[&["decide", "--json", "-s", "label 7", "-Q", &many][..], extra].concat()).json()
+    };
+    let rounds = with(&["--tournament", "8"]);
+    assert_eq!(rounds["tournament"]["q"]["rounds"], 1);
+    assert_eq!(rounds["answers"]["q"]["probabilities"].as_object().unwrap().len(), 40);
+    let short = with(&["--shortlist", "5"]);
+    assert_eq!(short["answers"]["q"]["probabilities"].as_object().unwrap().len(), 5);
+    assert_eq!(short["shortlist"]["q"]["n"], 40);
+}

@@ -3,10 +3,11 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
-use anemone_decide::{Decider, Decisions, Question, Request, Value};
+use anemone_decide::{Decisions, Question, Request, Value};
 use anyhow::{Context, Error, Result, anyhow, bail, ensure};
 
 use super::input::Asked;
+use super::models::{Models, with_rows};
 use super::score::Scores;
 use super::{Args, ensure_one};
 use crate::cli::Shell;
@@ -14,6 +15,9 @@ use crate::{files, output};
 
 /// Longest line that is read.
 const LINE_LIMIT: usize = 16 << 20;
+
+/// A result, and with one model the decisions it is of.
+type Answered = (Value, Option<Decisions>);
 
 /// A line of the batch, ready to be asked.
 struct Item {
@@ -27,7 +31,7 @@ pub(super) fn run(
     args: &Args,
     path: &Path,
     asked: Option<&Asked>,
-    decider: &mut Decider,
+    models: &mut Models,
     request: &Request,
     shell: &Shell,
 ) -> Result<ExitCode> {
@@ -41,7 +45,7 @@ pub(super) fn run(
         args,
         label,
         asked,
-        decider,
+        models,
         request,
         bar: indicatif::ProgressBar::new_spinner(),
         scores: Scores::default(),
@@ -74,7 +78,7 @@ struct Batch<'a> {
     args: &'a Args,
     label: String,
     asked: Option<&'a Asked>,
-    decider: &'a mut Decider,
+    models: &'a mut Models,
     request: &'a Request,
     bar: indicatif::ProgressBar,
     scores: Scores,
@@ -145,23 +149,12 @@ impl Batch<'_> {
         let asked: Vec<(&Value, &[Question])> = (items.iter().flat_map(|(_, item)| item))
             .map(|item| (&item.state, &item.questions[..]))
             .collect();
-        let decided = match self.decider.decide_each(&asked, self.request) {
-            Ok(decided) => decided.into_iter().map(Ok).collect(),
-            Err(error) if !error.is_request() => return Err(error.into()),
-            // One of them is at fault; alone, the others are answered.
-            Err(_) => {
-                let mut decided = Vec::new();
-                for (state, questions) in asked {
-                    decided.push(self.decider.decide(state, questions, self.request));
-                }
-                decided
-            }
-        };
+        let decided = self.decide(&asked)?;
         let mut decided = decided.into_iter();
         for (number, item) in items {
             let text = match item.map(|item| (decided.next(), item)) {
-                Ok((Some(Ok(decisions)), item)) => self.answered(&item, &decisions)?,
-                Ok((Some(Err(error)), item)) => failure(&self.at(number, error.into())?, item.line.get("id")),
+                Ok((Some(Ok(answered)), item)) => self.answered(&item, answered)?,
+                Ok((Some(Err(error)), item)) => failure(&self.at(number, error)?, item.line.get("id")),
                 Ok((None, _)) => bail!("{}: line {number} got no answer", self.label),
                 Err(error) => failure(&self.at(number, error)?, None),
             };
@@ -171,6 +164,31 @@ impl Batch<'_> {
             }
         }
         Ok(())
+    }
+
+    /// The result of each line, and with one model its decisions.
+    fn decide(&mut self, asked: &[(&Value, &[Question])]) -> Result<Vec<Result<Answered>>> {
+        let (args, request) = (self.args, self.request);
+        let Models::One(decider) = &mut *self.models else {
+            let models = &mut *self.models;
+            let one = |(state, questions): &(&Value, &[Question])| {
+                models.decide(args, state, questions, request).map(|(result, _)| (result, None))
+            };
+            return Ok(asked.iter().map(one).collect());
+        };
+        let whole =
+            |decisions: Decisions| (with_rows(args, decisions.to_value(), &decisions), Some(decisions));
+        match decider.decide_each(asked, request) {
+            Ok(decided) => Ok(decided.into_iter().map(|d| Ok(whole(d))).collect()),
+            Err(error) if !error.is_request() => Err(error.into()),
+            // One of them is at fault; alone, the others are answered.
+            Err(_) => {
+                let one = |(state, questions): &(&Value, &[Question])| {
+                    Ok(whole(decider.decide(state, questions, request)?))
+                };
+                Ok(asked.iter().map(one).collect())
+            }
+        }
     }
 
     /// An error of a line, which ends the run unless it is to go on.
@@ -183,9 +201,10 @@ impl Batch<'_> {
         Ok(error)
     }
 
-    fn answered(&mut self, item: &Item, decisions: &Decisions) -> Result<String> {
+    fn answered(&mut self, item: &Item, (result, decisions): Answered) -> Result<String> {
         if self.args.score {
-            let scored = self.scores.add(&item.line, &item.questions, decisions);
+            let decisions = decisions.context("--score is for one model")?;
+            let scored = self.scores.add(&item.line, &item.questions, &decisions);
             scored.with_context(|| format!("{}, line {}", self.label, item.number))?;
             return Ok(String::new());
         }
@@ -193,11 +212,7 @@ impl Batch<'_> {
         if let Some(id) = item.line.get("id") {
             fields.push(("id".to_owned(), id.clone()));
         }
-        let result = decisions.to_value();
         fields.extend(result.as_map().unwrap_or_default().iter().cloned());
-        if self.args.raw {
-            fields.push(("rows".to_owned(), decisions.rows()));
-        }
         Ok(format!("{}\n", Value::Map(fields).to_compact()))
     }
 }

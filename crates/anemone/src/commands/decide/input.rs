@@ -1,13 +1,13 @@
 use std::io;
 use std::path::Path;
 
-use anemone_decide::{Question, Value};
+use anemone_decide::{Preset, Question, Value};
 use anyhow::{Context, Result, bail};
 
 use crate::files;
 
 /// Questions, and the name the state goes under.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Asked {
     pub(super) questions: Vec<Question>,
     state_key: Option<String>,
@@ -26,11 +26,18 @@ impl Asked {
         Ok(Self { questions: Question::parse_all(wrapped.unwrap_or(value))?, state_key })
     }
 
-    /// The state under the name the questions call it by.
+    /// A ready-made set.
+    pub(super) fn preset(name: &str) -> Result<Self> {
+        let preset = Preset::named(name)?;
+        let questions = Question::parse_all(&preset.questions)?;
+        Ok(Self { questions, state_key: Some(preset.state_key) })
+    }
+
+    /// The state under the name the questions call it by; an object has its names.
     pub(super) fn place(&self, state: Value) -> Value {
         match &self.state_key {
-            Some(key) => Value::Map(vec![(key.clone(), state)]),
-            None => state,
+            Some(key) if state.as_map().is_none() => Value::Map(vec![(key.clone(), state)]),
+            _ => state,
         }
     }
 }
