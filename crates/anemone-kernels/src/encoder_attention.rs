@@ -9,12 +9,14 @@ use crate::Context;
 use crate::attention::softmax_terms;
 use crate::simd::{Isa, Shared, dispatch};
 
-/// Queries a task handles.
-const QUERIES: usize = 64;
-/// Queries whose sums are kept in registers together.
-const GROUP: usize = 4;
-/// Keys are padded to a multiple of this: two vectors of the widest level.
-const KEYS: usize = 32;
+/// Queries a task handles in a window, where every further one adds a key.
+const NEAR_QUERIES: usize = 48;
+/// Queries a task handles that see everything.
+const QUERIES: usize = 96;
+/// Queries whose sums are kept in registers together, at most.
+const GROUP: usize = 6;
+/// Keys of a panel; keys are padded to whole ones.
+const PANEL: usize = 64;
 
 /// Heads of fused projections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,7 +49,7 @@ struct Job<'a> {
 
 /// Floats of scratch [`encoder_attention`] needs for sequences of at most `len` tokens.
 pub fn encoder_scratch_len(context: &Context, shape: EncoderAttentionShape, len: usize) -> usize {
-    context.pool().threads() * (shape.dim + GROUP) * (len + KEYS).next_multiple_of(KEYS)
+    context.pool().threads() * (2 * shape.dim + GROUP) * len.next_multiple_of(PANEL)
 }
 
 /// Attends every query to the keys of its sequence that it may see.
@@ -72,7 +74,7 @@ pub fn encoder_attention(
         assert!(s.allowed.is_none_or(|a| a.len() == s.len * s.len), "one entry for each pair");
         end = s.start + s.len;
         longest = longest.max(s.len);
-        blocks.extend((0..s.len).step_by(QUERIES).map(|q| (i, q)));
+        blocks.extend((0..s.len).step_by(queries(shape)).map(|q| (i, q)));
     }
     let per_thread = encoder_scratch_len(context, shape, longest) / context.pool().threads();
     assert!(scratch.len() >= per_thread * context.pool().threads(), "scratch length");
@@ -88,6 +90,10 @@ pub fn encoder_attention(
     });
 }
 
+fn queries(shape: EncoderAttentionShape) -> usize {
+    if shape.radius.is_some() { NEAR_QUERIES } else { QUERIES }
+}
+
 /// # Safety
 /// Instruction set as [`Isa`]; the sequence and its head lie in the job's buffers; `scratch` is large enough for the sequence.
 #[inline(always)]
@@ -98,35 +104,63 @@ unsafe fn block<I: Isa>(
     first: usize,
     scratch: &mut [f32],
 ) {
+    // SAFETY: the caller's contract. The sums of a group take most of the registers there are.
+    unsafe {
+        if I::LANES == 16 {
+            block_of::<I, 6, 4>(job, sequence, head, first, scratch);
+        } else {
+            block_of::<I, 4, 2>(job, sequence, head, first, scratch);
+        }
+    }
+}
+
+/// [`block`] for groups of `R` queries and `V` vectors.
+///
+/// # Safety
+/// As [`block`]; `R` is at most [`GROUP`], and `V` vectors divide a panel.
+#[inline(always)]
+unsafe fn block_of<I: Isa, const R: usize, const V: usize>(
+    job: &Job<'_>,
+    sequence: &Sequence<'_>,
+    head: usize,
+    first: usize,
+    scratch: &mut [f32],
+) {
     let EncoderAttentionShape { heads, dim, radius } = job.shape;
-    let end = (first + QUERIES).min(sequence.len);
+    let end = (first + queries(job.shape)).min(sequence.len);
     let radius = if sequence.allowed.is_some() { None } else { radius };
     let from = radius.map_or(0, |r| first.saturating_sub(r));
     let to = radius.map_or(sequence.len, |r| (end + r).min(sequence.len));
-    let padded = (to - from).next_multiple_of(KEYS);
-    let (keys, scores) = scratch.split_at_mut(dim * padded);
+    let padded = (to - from).next_multiple_of(PANEL);
+    let (keys, rest) = scratch.split_at_mut(dim * padded);
+    let (values, scores) = rest.split_at_mut(dim * padded);
     let stride = 3 * heads * dim;
     let at = |token: usize, part: usize| (sequence.start + token) * stride + (part * heads + head) * dim;
-    // [dim, padded]: a channel of all keys is contiguous.
+    // Keys `[panel, dim, PANEL]`, values `[key, dim]`: both are then read in order.
     for (j, token) in (from..to).enumerate() {
+        let panel = &mut keys[j / PANEL * PANEL * dim..];
         for (d, k) in job.qkv[at(token, 1)..][..dim].iter().enumerate() {
-            keys[d * padded + j] = *k;
+            panel[d * PANEL + j % PANEL] = *k;
+        }
+        values[j * dim..(j + 1) * dim].copy_from_slice(&job.qkv[at(token, 2)..][..dim]);
+    }
+    let used = (to - from) % PANEL;
+    if used > 0 {
+        let last = &mut keys[padded / PANEL * PANEL * dim - PANEL * dim..];
+        for channel in last[..PANEL * dim].chunks_exact_mut(PANEL) {
+            channel[used..].fill(0.0);
         }
     }
-    for d in 0..dim {
-        keys[d * padded + to - from..(d + 1) * padded].fill(0.0);
-    }
-    let values = &job.qkv[at(from, 2)..];
-    for q in (first..end).step_by(GROUP) {
-        let n = (end - q).min(GROUP);
+    for q in (first..end).step_by(R) {
+        let n = (end - q).min(R);
         // The last group repeats its last query; only the first `n` results are kept.
-        let queries: [&[f32]; GROUP] =
-            std::array::from_fn(|r| &job.qkv[at((q + r).min(end - 1), 0)..][..dim]);
-        // SAFETY: `keys` has `padded` floats for each channel, `scores` for each query; values reach to token `to`.
+        let queries: [&[f32]; R] = std::array::from_fn(|r| &job.qkv[at((q + r).min(end - 1), 0)..][..dim]);
+        // SAFETY: `keys` and `values` have `padded` entries, `scores` as many for each query; panels are whole.
         unsafe {
-            score::<I>(queries, keys, padded, job.scale, &mut scores[..GROUP * padded]);
-            let mut inverse = [0.0; GROUP];
-            for (r, scores) in scores[..GROUP * padded].chunks_exact_mut(padded).enumerate() {
+            let scores = &mut scores[..R * padded];
+            score::<I, R, V>(queries, keys, padded, job.scale, scores);
+            let mut inverse = [0.0; R];
+            for (r, scores) in scores.chunks_exact_mut(padded).enumerate() {
                 let query = (q + r).min(end - 1);
                 let low = radius.map_or(from, |x| query.saturating_sub(x).max(from));
                 let high = radius.map_or(to, |x| (query + x + 1).min(to));
@@ -139,7 +173,7 @@ unsafe fn block<I: Isa>(
                 inverse[r] = 1.0 / softmax_terms::<I>(scores, low - from, high - from);
             }
             let offset = |r: usize| ((sequence.start + q + r) * heads + head) * dim;
-            weigh::<I>(values, stride, to - from, &scores[..GROUP * padded], dim, inverse, |r, d, v, m| {
+            weigh::<I, R, V>(values, to - from, scores, dim, inverse, |r, d, v, m| {
                 if r < n {
                     let out = job.out.slice(offset(r) + d, m);
                     I::store_n(out.as_mut_ptr(), v, m);
@@ -152,10 +186,10 @@ unsafe fn block<I: Isa>(
 /// Scores of a group of queries with all keys.
 ///
 /// # Safety
-/// Instruction set as [`Isa`]; `keys` is `[dim, padded]`, `scores` `[GROUP, padded]`, and `padded` a multiple of [`KEYS`].
+/// Instruction set as [`Isa`]; `keys` is `[padded / PANEL, dim, PANEL]`, `scores` `[R, padded]`; `V` vectors divide a panel.
 #[inline(always)]
-unsafe fn score<I: Isa>(
-    queries: [&[f32]; GROUP],
+unsafe fn score<I: Isa, const R: usize, const V: usize>(
+    queries: [&[f32]; R],
     keys: &[f32],
     padded: usize,
     scale: f32,
@@ -164,21 +198,23 @@ unsafe fn score<I: Isa>(
     let dim = queries[0].len();
     // SAFETY: the caller's contract.
     unsafe {
-        for j in (0..padded).step_by(2 * I::LANES) {
-            let mut sums = [[I::splat(0.0); 2]; GROUP];
+        for j in (0..padded).step_by(V * I::LANES) {
+            let panel = keys.as_ptr().add(j / PANEL * PANEL * dim + j % PANEL);
+            let mut sums = [[I::splat(0.0); V]; R];
             for d in 0..dim {
-                let k = keys.as_ptr().add(d * padded + j);
-                let (low, high) = (I::load(k), I::load(k.add(I::LANES)));
+                let k: [I::V; V] = std::array::from_fn(|v| I::load(panel.add(d * PANEL + v * I::LANES)));
                 for (sums, q) in sums.iter_mut().zip(&queries) {
                     let q = I::splat(*q.get_unchecked(d));
-                    sums[0] = I::fma(q, low, sums[0]);
-                    sums[1] = I::fma(q, high, sums[1]);
+                    for (sum, k) in sums.iter_mut().zip(k) {
+                        *sum = I::fma(q, k, *sum);
+                    }
                 }
             }
             for (r, sums) in sums.into_iter().enumerate() {
-                let out = scores.as_mut_ptr().add(r * padded + j);
-                I::store(out, I::mul(sums[0], I::splat(scale)));
-                I::store(out.add(I::LANES), I::mul(sums[1], I::splat(scale)));
+                for (v, sum) in sums.into_iter().enumerate() {
+                    let out = scores.as_mut_ptr().add(r * padded + j + v * I::LANES);
+                    I::store(out, I::mul(sum, I::splat(scale)));
+                }
             }
         }
     }
@@ -187,43 +223,44 @@ unsafe fn score<I: Isa>(
 /// Sums of values weighed by a group's terms: `put(query, channel, sums, lanes)`.
 ///
 /// # Safety
-/// Instruction set as [`Isa`]; `values` has `count` rows of `dim` at `stride`; `terms` is `[GROUP, padded]` with `count <= padded`.
+/// Instruction set as [`Isa`]; `values` has `count` rows of `dim`; `terms` is `[R, padded]` with `count <= padded`.
 #[inline(always)]
-unsafe fn weigh<I: Isa>(
+unsafe fn weigh<I: Isa, const R: usize, const V: usize>(
     values: &[f32],
-    stride: usize,
     count: usize,
     terms: &[f32],
     dim: usize,
-    inverse: [f32; GROUP],
+    inverse: [f32; R],
     mut put: impl FnMut(usize, usize, I::V, usize),
 ) {
-    let padded = terms.len() / GROUP;
+    let padded = terms.len() / R;
     let mut d = 0;
     while d < dim {
-        // SAFETY: channels `d..d + 2 * LANES` or the last few of each row, by the branch taken.
+        // SAFETY: channels `d..d + V * LANES` or the last few of each row, by the branch taken.
         unsafe {
-            if dim - d >= 2 * I::LANES {
-                let mut sums = [[I::splat(0.0); 2]; GROUP];
+            if dim - d >= V * I::LANES {
+                let mut sums = [[I::splat(0.0); V]; R];
                 for j in 0..count {
-                    let v = values.as_ptr().add(j * stride + d);
-                    let (low, high) = (I::load(v), I::load(v.add(I::LANES)));
+                    let row = values.as_ptr().add(j * dim + d);
+                    let value: [I::V; V] = std::array::from_fn(|v| I::load(row.add(v * I::LANES)));
                     for (r, sums) in sums.iter_mut().enumerate() {
                         let p = I::splat(*terms.get_unchecked(r * padded + j));
-                        sums[0] = I::fma(p, low, sums[0]);
-                        sums[1] = I::fma(p, high, sums[1]);
+                        for (sum, value) in sums.iter_mut().zip(value) {
+                            *sum = I::fma(p, value, *sum);
+                        }
                     }
                 }
                 for (r, sums) in sums.into_iter().enumerate() {
-                    put(r, d, I::mul(sums[0], I::splat(inverse[r])), I::LANES);
-                    put(r, d + I::LANES, I::mul(sums[1], I::splat(inverse[r])), I::LANES);
+                    for (v, sum) in sums.into_iter().enumerate() {
+                        put(r, d + v * I::LANES, I::mul(sum, I::splat(inverse[r])), I::LANES);
+                    }
                 }
-                d += 2 * I::LANES;
+                d += V * I::LANES;
             } else {
                 let m = (dim - d).min(I::LANES);
-                let mut sums = [I::splat(0.0); GROUP];
+                let mut sums = [I::splat(0.0); R];
                 for j in 0..count {
-                    let v = I::load_n(values.as_ptr().add(j * stride + d), m);
+                    let v = I::load_n(values.as_ptr().add(j * dim + d), m);
                     for (r, sum) in sums.iter_mut().enumerate() {
                         *sum = I::fma(I::splat(*terms.get_unchecked(r * padded + j)), v, *sum);
                     }
