@@ -43,6 +43,14 @@ pub enum Error {
         /// The limit.
         max_len: usize,
     },
+    /// No model has this name.
+    #[error("unknown model {model}; choose one of {choices}")]
+    UnknownModel {
+        /// The name, in quotes.
+        model: String,
+        /// The names and aliases there are.
+        choices: String,
+    },
     /// An argument of the call is out of range.
     #[error("{name} {problem}")]
     Argument {
@@ -100,6 +108,7 @@ impl Error {
                 | Self::Question { .. }
                 | Self::NullLevel { .. }
                 | Self::Budget { .. }
+                | Self::UnknownModel { .. }
                 | Self::Argument { .. }
                 | Self::Json(_)
         )

@@ -1,6 +1,6 @@
 //! The least confidence an answer should have.
 
-use crate::question::{Question, quoted};
+use crate::question::Question;
 use crate::value::Value;
 use crate::{Error, Result};
 
@@ -38,7 +38,7 @@ impl Gate {
         let wrong = |problem: String| Error::Argument { name: NAME, problem };
         let Some(entries) = value.as_map() else {
             let bound = bound(value)
-                .ok_or_else(|| wrong(format!("must be a float in [0.0, 1.0], got {}", quoted(value))))?;
+                .ok_or_else(|| wrong(format!("must be a float in [0.0, 1.0], got {}", value.quoted())))?;
             return Ok(Self { default: Some(bound), buckets: Vec::new() });
         };
         if entries.is_empty() {
@@ -49,7 +49,7 @@ impl Gate {
         let mut gate = Self { default: None, buckets: Vec::new() };
         for (key, value) in entries {
             let bound = bound(value).ok_or_else(|| {
-                wrong(format!("of '{key}' must be a float in [0.0, 1.0], got {}", quoted(value)))
+                wrong(format!("of '{key}' must be a float in [0.0, 1.0], got {}", value.quoted()))
             })?;
             if key == "default" {
                 gate.default = Some(bound);

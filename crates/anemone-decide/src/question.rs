@@ -74,7 +74,7 @@ impl Question {
             Some(name) => Kind::ALL.into_iter().find(|kind| name.as_str() == Some(kind.name())),
         };
         let Some(kind) = kind else {
-            let found = definition.get("type").map(quoted).unwrap_or_default();
+            let found = definition.get("type").map(Value::quoted).unwrap_or_default();
             let problem = format!("unknown type {found}; use one of ['choice', 'noul', 'score']");
             return Err(Error::question(id, problem));
         };
@@ -114,16 +114,6 @@ impl Question {
             _ => "11+",
         };
         format!("{}:{size}", self.kind.name())
-    }
-}
-
-/// A value as Python's `repr` shows it in a message, near enough.
-pub(crate) fn quoted(value: &Value) -> String {
-    match value {
-        Value::Text(text) => format!("'{text}'"),
-        Value::Null => "None".to_owned(),
-        Value::Bool(_) => value.python_str(),
-        other => other.to_spaced(),
     }
 }
 

@@ -138,6 +138,11 @@ impl Routes {
         Ok(())
     }
 
+    /// Name of the model of states that decide nothing.
+    pub fn default_model(&self) -> &str {
+        &self.default
+    }
+
     /// Names and places of the models.
     pub fn models(&self) -> &[(String, String)] {
         &self.models
@@ -148,18 +153,33 @@ impl Routes {
         let wanted = name.trim().to_lowercase();
         let canonical = alias(&wanted).unwrap_or(&wanted);
         self.models.iter().find(|(name, _)| name == canonical).ok_or_else(|| {
-            let names: Vec<&str> = self.models.iter().map(|(name, _)| name.as_str()).collect();
-            let problem = format!("{} is unknown; choose one of {}", repr(name), names.join(", "));
-            Error::Argument { name: "model", problem }
+            let names = self.models.iter().map(|(name, _)| name.as_str());
+            let here = |name: &str| self.models.iter().any(|(here, _)| here == name);
+            let mut aliases: Vec<&str> = ALIASES.iter().filter(|(_, of)| here(of)).map(|(a, _)| *a).collect();
+            aliases.sort_unstable();
+            let choices = if aliases.is_empty() {
+                listed(names)
+            } else {
+                format!("{} (or an alias: {})", listed(names), listed(aliases.into_iter()))
+            };
+            Error::UnknownModel { model: repr(name), choices }
         })
     }
 
-    /// The model for a request, by the hints, the ids of its questions and the text of its state, in this order.
+    /// The model for a request, by the hints, the ids of its questions and the text of its state, in this order. In the place of a model
+    /// that is not here and was not named stands the default.
     pub fn route(&self, state: &Value, questions: &[Question], hints: &Hints) -> Result<Route> {
         let workflow = workflow(questions);
         let to = |name: &str, reason: String, detection: Option<Detection>| {
             let (model, repo) = self.find(name)?.clone();
             Ok(Route { model, repo, reason, detection, workflow })
+        };
+        let or_default = |name: &str, reason: String, detection: Option<Detection>| {
+            if self.find(name).is_ok() {
+                return to(name, reason, detection);
+            }
+            let reason = format!("{reason}; {name} is not served, using default ({})", self.default);
+            to(&self.default, reason, detection)
         };
         if let Some(model) = &hints.model {
             return to(model, format!("explicit model={}", repr(model)), None);
@@ -169,22 +189,22 @@ impl Routes {
         }
         if let Some(name) = workflow.filter(|_| self.detects_tasks) {
             let reason = format!("question ids match the '{name}' typed-decisions workflow");
-            return to(TYPED, reason, None);
+            return or_default(TYPED, reason, None);
         }
         let by_language = |english: bool| if english { ENGLISH } else { MULTILINGUAL };
         if let Some((code, english)) = named(hints.language.as_deref()) {
-            return to(by_language(english), format!("explicit lang={}", repr(code)), None);
+            return or_default(by_language(english), format!("explicit lang={}", repr(code)), None);
         }
         for (guess, source) in [(&hints.guess, "lang_guess"), (&self.guess, "Router(lang_guess=...)")] {
             if let Some((_, english)) = named(guess.as_deref()) {
                 let what = if english { "English" } else { "non-English" };
                 let reason = format!("{source}: the caller identified this as {what} text");
-                return to(by_language(english), reason, None);
+                return or_default(by_language(english), reason, None);
             }
         }
         let detection = Detection::of(state);
         let (name, reason) = self.judge(&detection);
-        to(name, reason, Some(detection))
+        or_default(name, reason, Some(detection))
     }
 
     fn judge(&self, found: &Detection) -> (&str, String) {
@@ -228,6 +248,11 @@ impl Routes {
     }
 }
 
+/// Names as Python shows a list of them.
+fn listed<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    format!("[{}]", names.map(repr).collect::<Vec<_>>().join(", "))
+}
+
 fn alias(name: &str) -> Option<&'static str> {
     ALIASES.iter().find(|(alias, _)| *alias == name).map(|(_, name)| *name)
 }
@@ -260,7 +285,11 @@ mod tests {
         let mut routes = Routes::default();
         assert_eq!(routes.find(" Laya ").unwrap().0, "english");
         assert!(
-            routes.find("laya2").unwrap_err().to_string().contains("choose one of english, multilingual")
+            routes
+                .find("laya2")
+                .unwrap_err()
+                .to_string()
+                .starts_with("unknown model 'laya2'; choose one of ['english', ")
         );
         routes.insert("Mine", "./mine").unwrap();
         routes.insert("ml", "./ml").unwrap();
@@ -273,6 +302,26 @@ mod tests {
         routes.set_default("en").unwrap();
         let route = routes.route(&Value::text("ok"), &[], &Hints::default()).unwrap();
         assert!(route.model == "english" && route.reason.ends_with("using default (english)"));
+    }
+
+    #[test]
+    fn the_default_stands_in_for_a_model_that_is_not_here() {
+        let mut routes = Routes::empty();
+        routes.insert("mine", "./mine").unwrap();
+        routes.set_default("mine").unwrap();
+        let route = |text: &str, hints: &Hints| routes.route(&Value::text(text), &[], hints);
+        let german = Hints { language: Some("de".to_owned()), ..Hints::default() };
+        let found = route("x", &german).unwrap();
+        assert_eq!(
+            (found.model.as_str(), found.reason.as_str()),
+            ("mine", "explicit lang='de'; multilingual is not served, using default (mine)")
+        );
+        let found = route("The invoice was billed twice last week", &Hints::default()).unwrap();
+        assert_eq!(found.reason, "English Latin text; english is not served, using default (mine)");
+        let named = Hints { model: Some("english".to_owned()), ..Hints::default() };
+        let error = route("x", &named).unwrap_err();
+        assert!(error.is_request());
+        assert_eq!(error.to_string(), "unknown model 'english'; choose one of ['mine']");
     }
 
     #[test]

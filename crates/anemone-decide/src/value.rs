@@ -78,6 +78,16 @@ impl Value {
         }
     }
 
+    /// As Python's `repr` shows it in a message, near enough.
+    pub fn quoted(&self) -> String {
+        match self {
+            Self::Text(text) => format!("'{text}'"),
+            Self::Null => "None".to_owned(),
+            Self::Bool(_) => self.python_str(),
+            other => other.to_spaced(),
+        }
+    }
+
     /// The key `json.dumps` makes of a string, number or boolean.
     pub(crate) fn as_key(&self) -> String {
         self.rendered().into_owned()
@@ -155,7 +165,7 @@ impl Value {
     }
 
     /// The value of a key, to be changed.
-    pub(crate) fn get_mut(&mut self, key: &str) -> Option<&mut Self> {
+    pub fn get_mut(&mut self, key: &str) -> Option<&mut Self> {
         match self {
             Self::Map(entries) => entries.iter_mut().find(|(name, _)| name == key).map(|(_, value)| value),
             _ => None,
@@ -164,7 +174,7 @@ impl Value {
 
     /// An object with one more key at its end; anything else as it is.
     #[must_use]
-    pub(crate) fn with(mut self, key: &str, value: Self) -> Self {
+    pub fn with(mut self, key: &str, value: Self) -> Self {
         if let Self::Map(entries) = &mut self {
             entries.push((key.to_owned(), value));
         }

@@ -127,7 +127,9 @@ fn results_say_which_model_answered() {
     assert_eq!((ours.len(), expected.len()), (4, 4));
     let typed = Hints { task: Some("typed".to_owned()), ..none };
     let error = router.decide(states[0], &questions, &typed, &any).unwrap_err();
-    assert!(error.is_request() && error.to_string().contains("choose one of english, multilingual"));
+    assert!(
+        error.is_request() && error.to_string().contains("choose one of ['english', 'multilingual'] (or")
+    );
 }
 
 #[test]

@@ -8,7 +8,7 @@ use clap::{Parser, Subcommand};
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::commands::{
-    bench, chat, completions, convert, decide, doctor, forward, inspect, man, perplexity, run, verify,
+    bench, chat, completions, convert, decide, doctor, forward, inspect, man, perplexity, run, serve, verify,
 };
 use crate::env::Environment;
 use crate::output;
@@ -44,6 +44,7 @@ enum Command {
     Run(Box<run::Args>),
     Chat(Box<chat::Args>),
     Decide(Box<decide::Args>),
+    Serve(Box<serve::Args>),
     Forward(forward::Args),
     Inspect(inspect::Args),
     Bench(Box<bench::Args>),
@@ -95,6 +96,7 @@ pub(crate) fn run() -> Result<ExitCode> {
         Command::Run(args) => run::run(&args, &shell),
         Command::Chat(args) => chat::run(&args, &shell),
         Command::Decide(args) => decide::run(&args, &shell),
+        Command::Serve(args) => serve::run(&args, &shell),
         Command::Forward(args) => forward::run(&args, &shell),
         Command::Inspect(args) => inspect::run(&args, &shell),
         Command::Bench(args) => bench::run(&args, &shell),

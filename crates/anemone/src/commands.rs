@@ -9,4 +9,5 @@ pub(crate) mod inspect;
 pub(crate) mod man;
 pub(crate) mod perplexity;
 pub(crate) mod run;
+pub(crate) mod serve;
 pub(crate) mod verify;

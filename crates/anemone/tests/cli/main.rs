@@ -12,6 +12,8 @@ mod goldens;
 mod hub;
 mod reports;
 mod run;
+#[cfg(unix)]
+mod serve;
 mod streams;
 mod support;
 #[cfg(target_os = "linux")]

@@ -1,0 +1,141 @@
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anemone_decide::{Decider, Router, Routes, Tournament, Value};
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::key::Key;
+use crate::refusal::{Refusal, json};
+use crate::worker::Worker;
+use crate::{Error, Result, body, models, systemone};
+
+/// How requests are let in and answered.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The key requests must show; none are needed without.
+    pub key: Option<Key>,
+    /// Requests read, waiting and answered at once; more are told to try again.
+    pub max_concurrent: usize,
+    /// Time a body may take to arrive.
+    pub body_timeout: Duration,
+    /// Answers with the fields of Jev's own service only, in its order.
+    pub jev_strict: bool,
+    /// Holds choices among more labels than a group in rounds, and lets them have up to 255.
+    pub tournament: Option<Tournament>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            key: None,
+            max_concurrent: 16,
+            body_timeout: Duration::from_secs(10),
+            jev_strict: false,
+            tournament: None,
+        }
+    }
+}
+
+/// The server without its sockets; a clone is the same server.
+#[derive(Debug, Clone)]
+pub struct App(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    options: Options,
+    routes: Routes,
+    worker: Worker,
+    room: Arc<Semaphore>,
+    started: u64,
+}
+
+impl App {
+    /// A server over models, which a thread of its own takes over. Those that are not loaded yet are when first asked.
+    pub fn new(models: Router<Decider>, options: Options) -> Result<Self> {
+        let max = options.max_concurrent;
+        if !(1..=Semaphore::MAX_PERMITS).contains(&max) {
+            let problem = format!("is {max}, expected 1 or more");
+            return Err(Error::Argument { name: "max_concurrent", problem });
+        }
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Ok(Self(Arc::new(Inner {
+            room: Arc::new(Semaphore::new(max)),
+            routes: models.routes().clone(),
+            worker: Worker::start(models)?,
+            started: since.as_secs(),
+            options,
+        })))
+    }
+
+    /// Its routes, as a service.
+    pub fn routes(&self) -> axum::Router {
+        axum::Router::new()
+            .route("/health", get(health))
+            .route("/v1/models", get(list))
+            .route("/v1/systemone", post(one))
+            .route("/v1/systemone/batch", post(batch))
+            .method_not_allowed_fallback(|| async {
+                Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed")
+            })
+            .fallback(|| async { Refusal::new(StatusCode::NOT_FOUND, "Not Found") })
+            .with_state(self.clone())
+    }
+
+    pub(crate) fn options(&self) -> &Options {
+        &self.0.options
+    }
+
+    pub(crate) fn models(&self) -> &Routes {
+        &self.0.routes
+    }
+
+    pub(crate) fn worker(&self) -> &Worker {
+        &self.0.worker
+    }
+
+    fn knows(&self, headers: &HeaderMap) -> bool {
+        self.0.options.key.as_ref().is_none_or(|key| key.is_shown(headers))
+    }
+
+    fn authorise(&self, headers: &HeaderMap) -> std::result::Result<(), Refusal> {
+        if self.knows(headers) {
+            return Ok(());
+        }
+        Err(Refusal::new(StatusCode::UNAUTHORIZED, "invalid or missing bearer token"))
+    }
+
+    /// The permit of a request that was let in, and its body.
+    pub(crate) async fn admit(
+        &self,
+        request: Request,
+    ) -> std::result::Result<(OwnedSemaphorePermit, Value), Refusal> {
+        self.authorise(request.headers())?;
+        let permit = Arc::clone(&self.0.room).try_acquire_owned().map_err(|_| Refusal::busy())?;
+        let (parts, content) = request.into_parts();
+        let value = body::json(&parts.headers, content, self.options().body_timeout).await?;
+        Ok((permit, value))
+    }
+}
+
+async fn health(State(app): State<App>, headers: HeaderMap) -> Response {
+    json(&models::health(&app.worker().loaded(), app.models(), app.knows(&headers)))
+}
+
+async fn list(State(app): State<App>, headers: HeaderMap) -> Response {
+    match app.authorise(&headers) {
+        Ok(()) => json(&models::list(&app.worker().loaded(), app.models(), app.0.started)),
+        Err(refusal) => refusal.into_response(),
+    }
+}
+
+async fn one(State(app): State<App>, request: Request) -> Response {
+    systemone::one(&app, request).await.unwrap_or_else(IntoResponse::into_response)
+}
+
+async fn batch(State(app): State<App>, request: Request) -> Response {
+    systemone::batch(&app, request).await.unwrap_or_else(IntoResponse::into_response)
+}

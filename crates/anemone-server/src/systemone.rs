@@ -1,0 +1,261 @@
+//! `/v1/systemone` and `/v1/systemone/batch`: the checks of a request, in the order clients may rely on.
+
+use std::time::Instant;
+
+use anemone_decide::{Error, Gate, Hints, Question, Request, Routes, Value};
+use axum::extract;
+use axum::http::HeaderValue;
+use axum::response::Response;
+use tokio::sync::OwnedSemaphorePermit;
+
+use crate::answers::{Ask, total_usage};
+use crate::app::{App, Options};
+use crate::refusal::{Refusal, json};
+
+const MAX_STATES: usize = 64;
+const MAX_QUESTIONS: usize = 64;
+const MAX_CHOICES: usize = 100;
+/// Labels of a choice that is held in rounds.
+const MAX_TOURNAMENT: usize = 255;
+const MAX_LEVELS: usize = 32;
+/// Options of all questions together.
+const MAX_OPTIONS: usize = 512;
+/// Code points of a state.
+const MAX_STATE: usize = 50_000;
+/// Tokens a caller may ask a row to have.
+const MAX_LEN: usize = 8192;
+/// Tokens read in one pass at most.
+const PASS_TOKENS: usize = 131_072;
+/// Tokens of a row where the caller does not say.
+const ROW_TOKENS: usize = 512;
+/// Arguments of the reference implementation that are functions of its caller.
+const HOOKS: [&str; 7] =
+    ["hooks", "on_predict_start", "on_predict_end", "on_route", "on_load", "on_evict", "on_error"];
+
+type Checked<T> = Result<T, Refusal>;
+
+pub(crate) async fn one(app: &App, request: extract::Request) -> Checked<Response> {
+    let (permit, body) = app.admit(request).await?;
+    let Some(questions) = body.get("questions") else {
+        return Err(Refusal::malformed("request body must be an object with a 'questions' field"));
+    };
+    let Some(state) = given(&body, "state") else { return Err(Refusal::malformed("'state' is required")) };
+    let ask = check(app, &body, questions, std::slice::from_ref(state), || Ok(()))?;
+    let state = vec![state.clone()];
+    answer(app, permit, ask, state, 1, |mut results| results.pop().unwrap_or(Value::Null)).await
+}
+
+pub(crate) async fn batch(app: &App, request: extract::Request) -> Checked<Response> {
+    let (permit, body) = app.admit(request).await?;
+    let (Some(states), Some(questions)) = (body.get("states"), body.get("questions")) else {
+        let detail = "request body must be an object with 'states' and 'questions' fields";
+        return Err(Refusal::malformed(detail));
+    };
+    let states = states.as_list().filter(|states| !states.is_empty());
+    let Some(states) = states else { return Err(Refusal::malformed("'states' must be a non-empty list")) };
+    if states.len() > MAX_STATES {
+        let detail = format!("too many states in batch ({} > {MAX_STATES})", states.len());
+        return Err(Refusal::too_large(detail));
+    }
+    if let Some(i) = states.iter().position(|state| *state == Value::Null) {
+        return Err(Refusal::malformed(format!("state {i} of 'states' is null")));
+    }
+    let mut size = None;
+    let own = || {
+        if body.get("diagnostics").is_some() {
+            return Err(Refusal::invalid(
+                "diagnostics is filled in place for an in-process caller and cannot be returned over HTTP; read the per-group report \
+                 from the CLI or a local Router",
+            ));
+        }
+        size = given(&body, "batch_size").map(batch_size).transpose()?;
+        match given(&body, "sort_by_length") {
+            None | Some(Value::Bool(_)) => Ok(()),
+            Some(other) => {
+                Err(Refusal::invalid(format!("sort_by_length must be a boolean, got {}", other.quoted())))
+            }
+        }
+    };
+    let ask = check(app, &body, questions, states, own)?;
+    let row = ask.request.max_len.unwrap_or(ROW_TOKENS);
+    let fits = (PASS_TOKENS / (row * ask.questions.len().max(1))).max(1);
+    let pass = size.map_or(fits, |size| fits.min(size));
+    let finish = |results: Vec<Value>| {
+        let total = total_usage(&results);
+        let entries = [("results", Value::List(results)), ("total_usage", total)];
+        Value::Map(entries.map(|(key, value)| (key.to_owned(), value)).into())
+    };
+    answer(app, permit, ask, states.to_vec(), pass, finish).await
+}
+
+/// Has the states answered, `pass` of them at a time.
+async fn answer(
+    app: &App,
+    permit: OwnedSemaphorePermit,
+    ask: Ask,
+    states: Vec<Value>,
+    pass: usize,
+    finish: impl FnOnce(Vec<Value>) -> Value,
+) -> Checked<Response> {
+    let work = move |models: &mut anemone_decide::Router, wanted: crate::worker::Wanted<'_>| {
+        let start = Instant::now();
+        let mut results = Vec::with_capacity(states.len());
+        for states in states.chunks(pass) {
+            if !wanted() {
+                break;
+            }
+            results.extend(ask.answer(models, states)?);
+        }
+        Ok((results, start.elapsed().as_secs_f64() * 1e3))
+    };
+    let answered: Option<Result<_, Error>> = app.worker().run(permit, work).await;
+    let (results, ms) = answered.ok_or_else(Refusal::failed)?.map_err(|error| Refusal::of(&error))?;
+    let mut response = json(&finish(results));
+    for (name, text) in
+        [("server-timing", format!("inference;dur={ms:.2}")), ("x-inference-time-ms", format!("{ms:.2}"))]
+    {
+        if let Ok(value) = HeaderValue::try_from(text) {
+            response.headers_mut().insert(name, value);
+        }
+    }
+    Ok(response)
+}
+
+/// A field that is there and not null.
+fn given<'a>(body: &'a Value, key: &str) -> Option<&'a Value> {
+    body.get(key).filter(|value| **value != Value::Null)
+}
+
+/// Everything both routes check; `own` is what one of them checks before the controls.
+fn check(
+    app: &App,
+    body: &Value,
+    questions: &Value,
+    states: &[Value],
+    own: impl FnOnce() -> Checked<()>,
+) -> Checked<Ask> {
+    let Some(definitions) = questions.as_map() else {
+        return Err(Refusal::malformed("'questions' must be an object"));
+    };
+    count(definitions, app.options())?;
+    for state in states {
+        let size = state.rendered().chars().count();
+        if size > MAX_STATE {
+            return Err(Refusal::too_large(format!("state too large ({size} > {MAX_STATE} chars)")));
+        }
+    }
+    if let Some(hook) = HOOKS.into_iter().find(|hook| given(body, hook).is_some()) {
+        let verb = if hook == "hooks" { "run" } else { "runs" };
+        return Err(Refusal::invalid(format!(
+            "{hook} {verb} inside the server process and cannot be sent to this endpoint; install them where laya-serve runs, or \
+             drop them"
+        )));
+    }
+    own()?;
+    let model = given(body, "model").map(|value| model(app.models(), value)).transpose()?.flatten();
+    let max_len = budget(body, "max_len")?;
+    let head_max_len = budget(body, "head_max_len")?;
+    let hints = Hints {
+        model,
+        task: text(body, "task", "the name of a task, or null")?,
+        language: text(body, "lang", "a language code string such as \"de\", or null")?,
+        guess: text(body, "lang_guess", "a language code string such as \"de\", or null")?,
+    };
+    let invalid = |error: Error| Refusal::invalid(error.to_string());
+    let gate = given(body, "min_confidence").map(Gate::parse).transpose().map_err(invalid)?;
+    let questions = Question::parse_all(questions).map_err(invalid)?;
+    let request = Request { max_len, head_max_len, language: hints.language.clone(), gate };
+    let Options { tournament, jev_strict, .. } = *app.options();
+    Ok(Ask { questions, hints, request, tournament, jev_strict })
+}
+
+fn count(definitions: &[(String, Value)], options: &Options) -> Checked<()> {
+    if definitions.len() > MAX_QUESTIONS {
+        let detail = format!("too many questions ({} > {MAX_QUESTIONS})", definitions.len());
+        return Err(Refusal::too_large(detail));
+    }
+    let most = if options.tournament.is_some() { MAX_TOURNAMENT } else { MAX_CHOICES };
+    let (mut total, mut null) = (0, None);
+    for (id, definition) in definitions {
+        let shown = || Value::text(id).quoted();
+        let criteria = definition.get("criteria");
+        let list = criteria.and_then(Value::as_list);
+        match definition.get("type").and_then(Value::as_str) {
+            Some("choice") => {
+                let n = list.map(<[Value]>::len).or_else(|| Some(criteria?.as_map()?.len())).unwrap_or(0);
+                if n > most {
+                    let detail = format!("too many choice options for {} ({n} > {most})", shown());
+                    return Err(Refusal::too_large(detail));
+                }
+                total += n;
+            }
+            Some("score") => {
+                let levels = list.unwrap_or_default();
+                let n = levels.len();
+                if n > MAX_LEVELS {
+                    let detail = format!("too many score levels for {} ({n} > {MAX_LEVELS})", shown());
+                    return Err(Refusal::too_large(detail));
+                }
+                let empty = levels.iter().position(|level| *level == Value::Null);
+                null = null.or_else(|| Some(Error::NullLevel { id: id.clone(), index: empty? }));
+                total += n;
+            }
+            _ => {}
+        }
+    }
+    if let Some(error) = null {
+        return Err(Refusal::invalid(error.to_string()));
+    }
+    if total > MAX_OPTIONS {
+        return Err(Refusal::too_large(format!("too many options in all ({total} > {MAX_OPTIONS})")));
+    }
+    Ok(())
+}
+
+/// The model a caller pins; none for names that leave the choice to the server, as clients of other services send them.
+fn model(routes: &Routes, value: &Value) -> Checked<Option<String>> {
+    let Some(name) = value.as_str() else {
+        return Err(Refusal::invalid(format!("model must be a string or null, got {}", value.quoted())));
+    };
+    let published = match name.trim() {
+        "convaiinnovations/laya" => return Ok(None),
+        "convaiinnovations/laya-multilingual" => "multilingual",
+        "convaiinnovations/laya-typed-decisions" => "typed-decisions",
+        other => other,
+    };
+    match routes.find(published) {
+        Ok((name, _)) => Ok(Some(name.clone())),
+        Err(error) if published.contains(['/', '\\']) || published.starts_with(['.', '~']) => {
+            Err(Refusal::invalid(format!("{error}, or omit model to let the router choose")))
+        }
+        Err(_) => Ok(None),
+    }
+}
+
+fn budget(body: &Value, key: &str) -> Checked<Option<usize>> {
+    match given(body, key) {
+        None => Ok(None),
+        Some(Value::Int(digits)) if digits == "0" || digits.starts_with('-') => {
+            Err(Refusal::invalid(format!("{key} must be a positive integer, got {digits}")))
+        }
+        Some(Value::Int(digits)) => match digits.parse() {
+            Ok(n) if n <= MAX_LEN => Ok(Some(n)),
+            _ => Err(Refusal::invalid(format!("{key} exceeds server limit ({digits} > {MAX_LEN})"))),
+        },
+        Some(_) => Err(Refusal::invalid(format!("{key} must be an integer"))),
+    }
+}
+
+fn text(body: &Value, key: &str, expected: &str) -> Checked<Option<String>> {
+    match given(body, key) {
+        None => Ok(None),
+        Some(Value::Text(text)) => Ok(Some(text.clone())),
+        Some(_) => Err(Refusal::invalid(format!("{key} must be {expected}"))),
+    }
+}
+
+fn batch_size(value: &Value) -> Checked<usize> {
+    value.as_usize().filter(|n| *n > 0).ok_or_else(|| {
+        Refusal::invalid(format!("batch_size must be a positive integer, got {}", value.quoted()))
+    })
+}

@@ -1,0 +1,8 @@
+//! The server against recorded exchanges and against clients that mean it ill.
+
+#![allow(clippy::unwrap_used, reason = "a failed expectation is a failed test")]
+
+mod exchanges;
+mod hostile;
+mod sockets;
+mod support;

@@ -1,0 +1,141 @@
+mod models;
+mod signals;
+
+use std::net::{IpAddr, TcpListener};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anemone_cpu::LayaOptions;
+use anemone_decide::Tournament;
+use anemone_server::{App, Key, Options};
+use anyhow::{Context, Result};
+use clap::builder::RangedU64ValueParser;
+
+use self::signals::Signals;
+use crate::cli::Shell;
+use crate::{files, interrupt, output};
+
+/// Threads that talk to clients; models have their own.
+const CLIENT_THREADS: usize = 2;
+
+/// Answer typed questions over HTTP
+///
+/// POST /v1/systemone takes {"state", "questions"} as `decide` does and POST /v1/systemone/batch {"states", "questions"}; both answer
+/// as laya's own server does, with its limits and messages. GET /health and GET /v1/models say what is loaded. Errors are
+/// {"detail": text}. One request is computed at a time, others wait their turn; more than --max-concurrent are told to try again (503).
+///
+/// With several models, `english` answers English texts and `multilingual` other ones, unless a request names its `model`; the default
+/// model answers where a text decides nothing or that model is not here. SIGTERM or Ctrl-C ends the server when requests that have
+/// begun are answered, a second one at once.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  anemone serve\n  \
+    anemone serve --model english=./laya --model multilingual=./laya/multilingual --api-key-file key.txt\n  \
+    curl http://127.0.0.1:8000/v1/systemone -d \
+    '{\"state\": \"where is my parcel\", \"questions\": {\"angry\": {\"type\": \"noul\", \"instructions\": \"Is the sender angry?\"}}}'")]
+pub(crate) struct Args {
+    /// A decision model: directory or hub id `org/name[@revision]`, after the name requests know it by; may be repeated
+    /// [default: the built-in model laya-demo]
+    #[arg(long, short = 'm', value_name = "[NAME=]PATH|ID")]
+    model: Vec<String>,
+    /// Name of the model of texts that decide nothing [default: multilingual if there is one, else the first]
+    #[arg(long, value_name = "NAME")]
+    default_model: Option<String>,
+    /// Use only models that are on this machine (as `HF_HUB_OFFLINE=1` does)
+    #[arg(long)]
+    offline: bool,
+    /// Address to listen on; any but this machine's own lets others in
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    host: IpAddr,
+    /// Port to listen on; 0 takes a free one
+    #[arg(long, value_name = "N", default_value_t = 8000)]
+    port: u16,
+    /// Key that requests must show as `Authorization: Bearer KEY`; other users of this machine can see it here
+    #[arg(long, value_name = "KEY", conflicts_with = "api_key_file")]
+    api_key: Option<String>,
+    /// A file with the key
+    #[arg(long, value_name = "FILE")]
+    api_key_file: Option<PathBuf>,
+    /// Requests read, waiting and computed at once
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024))]
+    max_concurrent: usize,
+    /// Seconds a request's body may take to arrive
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = RangedU64ValueParser::<u64>::new().range(1..=3600))]
+    body_timeout: u64,
+    /// Answer with the fields of Jev's own service only
+    #[arg(long)]
+    jev_strict: bool,
+    /// Choose among more labels than this (2 to 100) in rounds, and take up to 255 [default: at once, up to 100]
+    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(2..=100))]
+    tournament_group: Option<usize>,
+    /// Multiply in bf16 where the processor does so natively: faster, and probabilities move by up to a hundredth
+    #[arg(long)]
+    bf16: bool,
+    /// Threads of the models, 1 to 512 [default: all the system offers]
+    #[arg(long, short = 't', value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=512), allow_negative_numbers = true)]
+    threads: Option<usize>,
+}
+
+pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
+    let options = Options {
+        key: key(args)?,
+        max_concurrent: args.max_concurrent,
+        body_timeout: Duration::from_secs(args.body_timeout),
+        jev_strict: args.jev_strict,
+        tournament: args.tournament_group.map(|group_size| Tournament { group_size }),
+    };
+    let open = options.key.is_none() && !args.host.is_loopback();
+    // Before models are loaded, which may take a while.
+    let listener = TcpListener::bind((args.host, args.port)).with_context(|| {
+        format!(
+            "--host {} --port {}: cannot listen there; choose another address or port",
+            args.host, args.port
+        )
+    })?;
+    let address = listener.local_addr().context("cannot read the address that is listened on")?;
+    let threads = args.threads.unwrap_or_else(crate::machine::threads);
+    let models = models::open(args, LayaOptions { threads, reduced: args.bf16 }, shell)?;
+    let names: Vec<String> = models.routes().models().iter().map(|(name, _)| name.clone()).collect();
+    let app = App::new(models, options)?;
+    let runtime = (tokio::runtime::Builder::new_multi_thread().worker_threads(CLIENT_THREADS))
+        .enable_all()
+        .build()
+        .context("cannot start the threads of the server")?;
+    runtime.block_on(async {
+        let mut signals = Signals::listen()?;
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let stopped = async {
+            let _ = stopped.await;
+        };
+        if !shell.quiet {
+            if open {
+                output::note("no --api-key: everyone who can reach this address is answered");
+            }
+            output::note(&format!("{} at http://{address}", names.join(", ")));
+        }
+        let signalled = async {
+            signals.next().await;
+            if !shell.quiet {
+                output::note("ending when requests that have begun are answered");
+            }
+            let _ = stop.send(());
+            signals.next().await;
+        };
+        tokio::select! {
+            served = anemone_server::serve(listener, &app, stopped) => {
+                served?;
+                Ok(ExitCode::SUCCESS)
+            }
+            () = signalled => Ok(ExitCode::from(interrupt::EXIT_CODE)),
+        }
+    })
+}
+
+fn key(args: &Args) -> Result<Option<Key>> {
+    if let Some(path) = &args.api_key_file {
+        let text = files::read_text("--api-key-file", path)?;
+        let key = Key::new(text.trim()).with_context(|| format!("--api-key-file {}", path.display()))?;
+        return Ok(Some(key));
+    }
+    args.api_key.as_deref().map(Key::new).transpose().context("--api-key")
+}

@@ -1,0 +1,98 @@
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use anemone_checkpoint::{DecisionCheckpoint, is_hub_id};
+use anemone_cpu::LayaOptions;
+use anemone_decide::{Decider, Error, Router, Routes};
+use anyhow::{Context, Result, ensure};
+
+use super::Args;
+use crate::args::ModelArgs;
+use crate::cli::Shell;
+use crate::{demo, model, output};
+
+/// The models of the command line, loaded, so that a fault in one is seen now and not by a client.
+pub(super) fn open(args: &Args, options: LayaOptions, shell: &Shell) -> Result<Router<Decider>> {
+    let mut routes = Routes::empty();
+    let mut checkpoints: HashMap<String, DecisionCheckpoint> = HashMap::new();
+    let named = if args.model.is_empty() {
+        vec![(demo::decision::NAME.to_owned(), None)]
+    } else {
+        args.model.iter().map(|given| split(given)).collect::<Result<_>>()?
+    };
+    for (name, place) in named {
+        let label = || format!("--model {name}={}", place.as_deref().unwrap_or(&name));
+        let before = routes.models().len();
+        routes.insert(&name, place.as_deref().unwrap_or(&name)).with_context(label)?;
+        ensure!(
+            routes.models().len() > before,
+            "{}: there is a model of this name already; give each its own",
+            label()
+        );
+        let source =
+            ModelArgs { model: place.as_ref().map(PathBuf::from), offline: args.offline, revision: None };
+        let canonical = routes.find(&name)?.0.clone();
+        checkpoints.insert(canonical, model::open_decision(&source, shell)?);
+    }
+    let names: Vec<String> = routes.models().iter().map(|(name, _)| name.clone()).collect();
+    match &args.default_model {
+        Some(name) => routes.set_default(name).with_context(|| format!("--default-model {name}"))?,
+        None if routes.find("multilingual").is_ok() => (),
+        None => routes.set_default(&names[0])?,
+    }
+    let load = move |name: &str, _: &str| {
+        let checkpoint = checkpoints.get(name).ok_or_else(|| Error::UnknownModel {
+            model: name.to_owned(),
+            choices: "those of the command line".to_owned(),
+        })?;
+        Decider::load(checkpoint, options)
+    };
+    let mut models = Router::new(routes, names.len(), load)?;
+    for name in &names {
+        let decider = models.model(name).with_context(|| format!("--model {name}"))?;
+        if options.reduced && !decider.engine().has_reduced_products() && !shell.quiet {
+            output::note("this processor has no bf16 products; f32 is used");
+        }
+    }
+    Ok(models)
+}
+
+/// Name and place of a model. Without a name it has that of its directory or repository.
+fn split(given: &str) -> Result<(String, Option<String>)> {
+    if let Some((name, place)) =
+        given.split_once('=').filter(|(name, _)| !Path::new(given).exists() && !name.contains(['/', '\\']))
+    {
+        ensure!(!place.is_empty(), "--model {given}: names no place; write NAME=PATH or NAME=org/name");
+        return Ok((name.to_owned(), Some(place.to_owned())));
+    }
+    let path = Path::new(given);
+    ensure!(
+        path.exists() || is_hub_id(given),
+        "--model {given}: no such file or directory; write NAME=PATH with the path of a decision model, or NAME=org/name for one on the hub"
+    );
+    let own = if path.exists() { path.canonicalize().ok() } else { None };
+    let repository = given.split('@').next().unwrap_or(given);
+    let name = own.as_deref().unwrap_or(Path::new(repository)).file_name();
+    let name = name.and_then(|name| name.to_str()).unwrap_or_default().to_lowercase();
+    Ok((name, Some(given.to_owned())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_given_or_taken_from_the_place() {
+        let split = |given: &str| split(given).map(|(name, place)| (name, place.unwrap()));
+        assert_eq!(split("english=./x").unwrap(), ("english".to_owned(), "./x".to_owned()));
+        assert_eq!(split("a=b=c").unwrap(), ("a".to_owned(), "b=c".to_owned()));
+        assert_eq!(split("org/Laya@v1").unwrap(), ("laya".to_owned(), "org/Laya@v1".to_owned()));
+        assert_eq!(split("src").unwrap(), ("src".to_owned(), "src".to_owned()));
+        for (given, expected) in
+            [("english", "write NAME=PATH"), ("./no/such=x", "no such file"), ("x=", "names no place")]
+        {
+            let error = split(given).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}

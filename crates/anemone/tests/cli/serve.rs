@@ -1,0 +1,135 @@
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, ChildStderr, Command, Stdio};
+
+use serde_json::Value;
+
+use crate::support::{Ran, anemone, command, shared};
+
+const BODY: &str = r#"{"state": "where is my parcel", "questions": {"angry": {"type": "noul", "instructions": "Is the sender angry?"}}}"#;
+
+/// The binary at work on a free port.
+struct Server {
+    child: Child,
+    stderr: BufReader<ChildStderr>,
+    address: String,
+}
+
+impl Server {
+    fn start(args: &[&str]) -> Self {
+        let mut command = command(&[&["serve", "--port", "0"], args].concat());
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut stderr = BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        while !line.contains(" at http://") {
+            line.clear();
+            assert!(stderr.read_line(&mut line).unwrap() > 0, "it ended");
+        }
+        let address = line.trim().rsplit_once("http://").unwrap().1.to_owned();
+        Self { child, stderr, address }
+    }
+
+    /// Status and body of an answer.
+    fn request(&self, method: &str, path: &str, header: &str, body: &str) -> (u16, Value) {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        let length = body.len();
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{header}content-length: {length}\r\n\r\n"
+        );
+        stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        (head.split(' ').nth(1).unwrap().parse().unwrap(), serde_json::from_str(body).unwrap())
+    }
+
+    /// Sends a signal and waits for the end.
+    fn end(mut self, signal: &str) -> Ran {
+        let id = self.child.id().to_string();
+        assert!(Command::new("kill").args([signal, &id]).status().unwrap().success());
+        let mut stderr = String::new();
+        self.stderr.read_to_string(&mut stderr).unwrap();
+        let mut ran = Ran::new(self.child.wait_with_output().unwrap());
+        ran.stderr = stderr;
+        ran
+    }
+}
+
+#[test]
+fn the_built_in_model_is_served_until_a_signal() {
+    let server = Server::start(&[]);
+    assert!(server.address.starts_with("127.0.0.1:"));
+    let (status, answer) = server.request("POST", "/v1/systemone", "", BODY);
+    assert_eq!(status, 200, "{answer}");
+    let args = [
+        "decide",
+        "--json",
+        "-s",
+        "where is my parcel",
+        "-Q",
+        r#"{"angry": {"type": "noul", "instructions": "Is the sender angry?"}}"#,
+    ];
+    let alone = anemone(&args).json();
+    assert_eq!((&answer["answers"], &answer["usage"]), (&alone["answers"], &alone["usage"]));
+    assert_eq!(answer["routing"]["model"], "laya-demo");
+    let (_, health) = server.request("GET", "/health", "", "");
+    assert_eq!(health["loaded"], serde_json::json!(["laya-demo"]));
+    let ran = server.end("-TERM").ok();
+    assert!(ran.stdout.is_empty() && ran.stderr.contains("ending when requests"), "{ran:?}");
+    Server::start(&[]).end("-INT").ok();
+}
+
+#[test]
+fn models_go_by_their_names_behind_a_key() {
+    let Some(dir) = shared("fixtures/laya-tiny") else { return };
+    let (english, other) = (dir.join("english"), dir.join("multilingual"));
+    let keys = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(keys.path(), "sesame\n").unwrap();
+    let server = Server::start(&[
+        "-m",
+        english.to_str().unwrap(),
+        "-m",
+        &format!("ml={}", other.to_str().unwrap()),
+        "--api-key-file",
+        keys.path().to_str().unwrap(),
+        "--jev-strict",
+    ]);
+    assert_eq!(server.request("POST", "/v1/systemone", "", BODY).0, 401);
+    let key = "authorization: Bearer sesame\r\n";
+    let (status, answer) = server.request("POST", "/v1/systemone", key, BODY);
+    assert_eq!((status, answer["answers"]["angry"].as_object().unwrap().len()), (200, 2), "{answer}");
+    let (_, models) = server.request("GET", "/v1/models", key, "");
+    let models: Vec<_> =
+        models["data"].as_array().unwrap().iter().map(|m| (&m["id"], &m["default"])).collect();
+    assert_eq!(models, [(&"english".into(), &false.into()), (&"multilingual".into(), &true.into())]);
+    server.end("-TERM").ok();
+}
+
+#[test]
+fn mistakes_are_named() {
+    let fails = |args: &[&str], fragments: &[&str]| {
+        anemone(&[&["serve", "-q", "--port", "0"], args].concat()).fails(1, fragments);
+    };
+    fails(&["-m", "english"], &["--model english", "write NAME=PATH"]);
+    fails(&["-m", "x=/no/such"], &["--model /no/such", "no such file"]);
+    fails(&["-m", "a b=src"], &["'a b' is not allowed", "use a-z"]);
+    fails(&["-m", "x=src"], &["--model src", "rl_agent_config.json"]);
+    fails(&["--default-model", "x"], &["--default-model x", "unknown model 'x'", "['laya-demo']"]);
+    fails(&["--api-key", ""], &["--api-key", "the key is empty"]);
+    fails(&["--api-key-file", "/no/such"], &["--api-key-file /no/such", "check the path"]);
+    if let Some(dir) = shared("models/laya-demo") {
+        let dir = dir.to_str().unwrap();
+        fails(&["-m", dir, "-m", dir], &["of this name already"]);
+    }
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    anemone(&["serve", "-q", "--port", &port]).fails(1, &[&format!("--port {port}"), "choose another"]);
+    for args in [
+        ["--host", "nowhere"],
+        ["--tournament-group", "1"],
+        ["--max-concurrent", "0"],
+        ["--body-timeout", "0"],
+    ] {
+        anemone(&[&["serve"], &args[..]].concat()).fails(2, &[args[0]]);
+    }
+}
