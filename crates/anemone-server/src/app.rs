@@ -11,7 +11,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::key::Key;
 use crate::refusal::{Refusal, json};
 use crate::worker::Worker;
-use crate::{Error, Result, body, models, systemone};
+use crate::{Error, Result, body, decisions, models, systemone};
 
 /// How requests are let in and answered.
 #[derive(Debug, Clone)]
@@ -76,6 +76,7 @@ impl App {
         axum::Router::new()
             .route("/health", get(health))
             .route("/v1/models", get(list))
+            .route("/v1/decisions", post(decide))
             .route("/v1/systemone", post(one))
             .route("/v1/systemone/batch", post(batch))
             .method_not_allowed_fallback(|| async {
@@ -138,4 +139,8 @@ async fn one(State(app): State<App>, request: Request) -> Response {
 
 async fn batch(State(app): State<App>, request: Request) -> Response {
     systemone::batch(&app, request).await.unwrap_or_else(IntoResponse::into_response)
+}
+
+async fn decide(State(app): State<App>, request: Request) -> Response {
+    decisions::create(&app, request).await.unwrap_or_else(Refusal::into_openai)
 }

@@ -8,6 +8,7 @@
 mod answers;
 mod app;
 mod body;
+mod decisions;
 mod error;
 mod key;
 mod listen;

@@ -47,6 +47,26 @@ impl Refusal {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "inference failed")
     }
 
+    /// The same in the shape OpenAI's clients read; what a request got wrong is a 400 there.
+    pub(crate) fn into_openai(self) -> Response {
+        let status = if self.status == StatusCode::UNPROCESSABLE_ENTITY {
+            StatusCode::BAD_REQUEST
+        } else {
+            self.status
+        };
+        let kind = if status.is_server_error() { "server_error" } else { "invalid_request_error" };
+        let code =
+            if status == StatusCode::UNAUTHORIZED { Value::text("invalid_api_key") } else { Value::Null };
+        let entries = [
+            ("message", Value::Text(self.detail)),
+            ("type", Value::text(kind)),
+            ("param", Value::Null),
+            ("code", code),
+        ];
+        let error = Value::Map(entries.map(|(key, value)| (key.to_owned(), value)).into());
+        respond(status, &Value::Map(vec![("error".to_owned(), error)]))
+    }
+
     /// 503, to be tried again.
     pub(crate) fn busy() -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "server busy, try again later")
@@ -55,13 +75,17 @@ impl Refusal {
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
-        let mut response = json(&Value::Map(vec![("detail".to_owned(), Value::Text(self.detail))]));
-        *response.status_mut() = self.status;
-        if self.status == StatusCode::SERVICE_UNAVAILABLE {
-            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
-        }
-        response
+        respond(self.status, &Value::Map(vec![("detail".to_owned(), Value::Text(self.detail))]))
     }
+}
+
+fn respond(status: StatusCode, body: &Value) -> Response {
+    let mut response = json(body);
+    *response.status_mut() = status;
+    if status == StatusCode::SERVICE_UNAVAILABLE {
+        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+    }
+    response
 }
 
 /// A body of compact JSON.

@@ -32,7 +32,7 @@ const ROW_TOKENS: usize = 512;
 const HOOKS: [&str; 7] =
     ["hooks", "on_predict_start", "on_predict_end", "on_route", "on_load", "on_evict", "on_error"];
 
-type Checked<T> = Result<T, Refusal>;
+pub(crate) type Checked<T> = Result<T, Refusal>;
 
 pub(crate) async fn one(app: &App, request: extract::Request) -> Checked<Response> {
     let (permit, body) = app.admit(request).await?;
@@ -110,7 +110,11 @@ async fn answer(
     };
     let answered: Option<Result<_, Error>> = app.worker().run(permit, work).await;
     let (results, ms) = answered.ok_or_else(Refusal::failed)?.map_err(|error| Refusal::of(&error))?;
-    let mut response = json(&finish(results));
+    Ok(timed(json(&finish(results)), ms))
+}
+
+/// A response with the milliseconds its models took.
+pub(crate) fn timed(mut response: Response, ms: f64) -> Response {
     for (name, text) in
         [("server-timing", format!("inference;dur={ms:.2}")), ("x-inference-time-ms", format!("{ms:.2}"))]
     {
@@ -118,7 +122,7 @@ async fn answer(
             response.headers_mut().insert(name, value);
         }
     }
-    Ok(response)
+    response
 }
 
 /// A field that is there and not null.
@@ -139,10 +143,7 @@ fn check(
     };
     count(definitions, app.options())?;
     for state in states {
-        let size = state.rendered().chars().count();
-        if size > MAX_STATE {
-            return Err(Refusal::too_large(format!("state too large ({size} > {MAX_STATE} chars)")));
-        }
+        size(state)?;
     }
     if let Some(hook) = HOOKS.into_iter().find(|hook| given(body, hook).is_some()) {
         let verb = if hook == "hooks" { "run" } else { "runs" };
@@ -167,6 +168,23 @@ fn check(
     let request = Request { max_len, head_max_len, language: hints.language.clone(), gate };
     let Options { tournament, jev_strict, .. } = *app.options();
     Ok(Ask { questions, hints, request, tournament, jev_strict })
+}
+
+/// Refuses a state of too many code points.
+pub(crate) fn size(state: &Value) -> Checked<()> {
+    let size = state.rendered().chars().count();
+    if size > MAX_STATE {
+        return Err(Refusal::too_large(format!("state too large ({size} > {MAX_STATE} chars)")));
+    }
+    Ok(())
+}
+
+/// Refuses too many options of all questions together.
+pub(crate) fn options_in_all(total: usize) -> Checked<()> {
+    if total > MAX_OPTIONS {
+        return Err(Refusal::too_large(format!("too many options in all ({total} > {MAX_OPTIONS})")));
+    }
+    Ok(())
 }
 
 fn count(definitions: &[(String, Value)], options: &Options) -> Checked<()> {
@@ -206,14 +224,11 @@ fn count(definitions: &[(String, Value)], options: &Options) -> Checked<()> {
     if let Some(error) = null {
         return Err(Refusal::invalid(error.to_string()));
     }
-    if total > MAX_OPTIONS {
-        return Err(Refusal::too_large(format!("too many options in all ({total} > {MAX_OPTIONS})")));
-    }
-    Ok(())
+    options_in_all(total)
 }
 
 /// The model a caller pins; none for names that leave the choice to the server, as clients of other services send them.
-fn model(routes: &Routes, value: &Value) -> Checked<Option<String>> {
+pub(crate) fn model(routes: &Routes, value: &Value) -> Checked<Option<String>> {
     let Some(name) = value.as_str() else {
         return Err(Refusal::invalid(format!("model must be a string or null, got {}", value.quoted())));
     };

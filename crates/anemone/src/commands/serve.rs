@@ -23,7 +23,8 @@ const CLIENT_THREADS: usize = 2;
 ///
 /// POST /v1/systemone takes {"state", "questions"} as `decide` does and POST /v1/systemone/batch {"states", "questions"}; both answer
 /// as laya's own server does, with its limits and messages. GET /health and GET /v1/models say what is loaded. Errors are
-/// {"detail": text}. One request is computed at a time, others wait their turn; more than --max-concurrent are told to try again (503).
+/// {"detail": text}. POST /v1/decisions takes and gives the same in the shape of OpenAI's API (no images; levels count from 0, and
+/// `confidence` is the calibrated one). One request is computed at a time, others wait their turn; more than --max-concurrent are told to try again (503).
 ///
 /// With several models, `english` answers English texts and `multilingual` other ones, unless a request names its `model`; the default
 /// model answers where a text decides nothing or that model is not here. SIGTERM or Ctrl-C ends the server when requests that have
