@@ -75,4 +75,7 @@ pub enum Error {
     /// A package cannot be written or read.
     #[error(transparent)]
     Mil(#[from] anemone_mil::Error),
+    /// The files it keeps of a checkpoint cannot be read.
+    #[error(transparent)]
+    Checkpoint(#[from] anemone_checkpoint::Error),
 }

@@ -2,18 +2,24 @@
 //!
 //! A [`Writer`] builds the directory beside its place, writes the manifest last and renames it when complete, so that an
 //! interrupted conversion leaves nothing that loads. A [`Bundle`] reads it back; [`BundleWeights`] gives the checkpoint's own
-//! tensors from the packages' weight files, for the native engine.
+//! tensors from the packages' weight files, for the native engine. A [`DecisionBundle`] is the same for a decision model.
 //!
 //! The crate does not know how a bundle runs.
 
 mod bundle;
+mod decision;
 mod error;
 mod hash;
 mod manifest;
+mod parts;
 mod weights;
 mod writer;
 
 pub use bundle::Bundle;
+pub use decision::{
+    DECISION_FILES, DECISION_FORMAT, DECISION_FORMAT_VERSION, DecisionBundle, DecisionFunction,
+    DecisionManifest, DecisionOptions,
+};
 pub use error::Error;
 pub use hash::{content_hash, file_hash, file_sha256, package_hash, sha256};
 pub use manifest::{

@@ -54,6 +54,8 @@ pub enum Role {
     Chunk,
     /// A slice of the output head.
     Head,
+    /// Everything of a decision model between the embedding table and the action head.
+    Body,
 }
 
 /// One package.

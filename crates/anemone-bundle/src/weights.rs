@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
 use std::ops::Range;
+use std::path::PathBuf;
 
 use anemone_checkpoint::{Entry, Weights};
 use anemone_mil::{BlobReader, DataType};
@@ -9,14 +10,15 @@ use anemone_tensor::{Bytes, DType, Shape, Tensor};
 use half::f16;
 
 use crate::manifest::Piece;
-use crate::{Bundle, Error};
+use crate::parts::Parts;
+use crate::{Bundle, DecisionBundle, Error};
 
 /// The checkpoint's tensors, read back from a bundle's packages as fp16.
 ///
 /// A tensor stored whole and unscaled is shared with the mapped file; one that was cut or scaled is put together again, which
 /// is exact and costs its size in memory.
 pub struct BundleWeights {
-    bundle: Bundle,
+    dir: PathBuf,
     stored: BTreeMap<String, Stored>,
 }
 
@@ -26,8 +28,8 @@ struct Stored {
 }
 
 enum Place {
-    /// A host tensor by name.
-    Host(String),
+    /// A host tensor's file, whole.
+    Host(Tensor),
     Whole(Bytes),
     /// Parts that cover the tensor, each element once, with the elements of a row.
     Parts(usize, Vec<Part>),
@@ -44,9 +46,17 @@ struct Part {
 impl BundleWeights {
     /// Maps the weight files of a bundle and checks that every tensor is in them.
     pub fn open(bundle: &Bundle) -> Result<Self, Error> {
-        let manifest = bundle.manifest();
+        Self::of(bundle.parts())
+    }
+
+    /// [`BundleWeights::open`] for the bundle of a decision model.
+    pub fn open_decision(bundle: &DecisionBundle) -> Result<Self, Error> {
+        Self::of(bundle.parts())
+    }
+
+    fn of(bundle: Parts<'_>) -> Result<Self, Error> {
         let mut blobs = BTreeMap::new();
-        for package in &manifest.packages {
+        for package in bundle.packages {
             let path = bundle.weight_file(&package.file);
             let io = |source| Error::Io { path: path.clone(), source };
             let bytes = Bytes::map(&File::open(&path).map_err(io)?).map_err(io)?;
@@ -54,27 +64,27 @@ impl BundleWeights {
             blobs.insert(package.file.as_str(), blob);
         }
         let mut stored = BTreeMap::new();
-        for (name, shape) in &manifest.tensors {
+        for (name, shape) in bundle.tensors {
             let shape = Shape::new(shape.clone());
-            let place = match manifest.host.iter().find(|(_, h)| h.tensor == *name) {
-                Some((host, _)) => Place::Host(host.clone()),
-                None => place(bundle, &blobs, name, &shape)?,
+            let place = match bundle.host.iter().find(|(_, h)| h.tensor == *name) {
+                Some((host, _)) => Place::Host(bundle.host_tensor(host)?),
+                None => place(&bundle, &blobs, name, &shape)?,
             };
             stored.insert(name.clone(), Stored { shape, place });
         }
-        Ok(Self { bundle: bundle.clone(), stored })
+        Ok(Self { dir: bundle.dir.to_path_buf(), stored })
     }
 }
 
 fn place(
-    bundle: &Bundle,
+    bundle: &Parts<'_>,
     blobs: &BTreeMap<&str, BlobReader>,
     name: &str,
     shape: &Shape,
 ) -> Result<Place, Error> {
     let key = format!("weights.{name}");
     let wrong = |problem: String| bundle.wrong(&key, problem);
-    let pieces = bundle.manifest().weights.get(name).ok_or_else(|| wrong("is absent".into()))?;
+    let pieces = bundle.weights.get(name).ok_or_else(|| wrong("is absent".into()))?;
     let count = shape
         .checked_numel()
         .filter(|n| *n <= usize::MAX / 2)
@@ -119,7 +129,7 @@ enum Unfit {
     File(Error),
 }
 
-fn part(bundle: &Bundle, blobs: &BTreeMap<&str, BlobReader>, piece: &Piece) -> Result<Part, Unfit> {
+fn part(bundle: &Parts<'_>, blobs: &BTreeMap<&str, BlobReader>, piece: &Piece) -> Result<Part, Unfit> {
     let (record, entry) = (&piece.record, Unfit::Entry);
     let blob = blobs
         .get(piece.package.as_str())
@@ -177,13 +187,13 @@ impl Weights for BundleWeights {
 
     fn tensor(&self, name: &str) -> Result<Tensor, anemone_checkpoint::Error> {
         let error = |problem: String| anemone_checkpoint::Error::Stored {
-            store: self.bundle.dir().display().to_string(),
+            store: self.dir.display().to_string(),
             tensor: name.to_string(),
             problem,
         };
         let stored = self.stored.get(name).ok_or_else(|| error("is not part of the model".into()))?;
         let bytes = match &stored.place {
-            Place::Host(host) => return self.bundle.host_tensor(host).map_err(|e| error(e.to_string())),
+            Place::Host(tensor) => return Ok(tensor.clone()),
             Place::Whole(bytes) => bytes.clone(),
             Place::Parts(width, parts) => join(*width, parts, stored.shape.numel()).into(),
         };
@@ -197,6 +207,6 @@ impl Weights for BundleWeights {
 
 impl fmt::Debug for BundleWeights {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "BundleWeights({})", self.bundle.dir().display())
+        write!(f, "BundleWeights({})", self.dir.display())
     }
 }

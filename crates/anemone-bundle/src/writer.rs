@@ -6,12 +6,17 @@ use std::path::{Path, PathBuf};
 use anemone_ane::{Options, Plan, WeightRecord, beyond_fp16};
 use anemone_mil::{Program, Type, write_package};
 use anemone_tensor::{Bytes, DType, Tensor, append_fp16};
+use serde::Serialize;
 use xxhash_rust::xxh3::Xxh3;
 
+use crate::decision::{
+    DECISION_FORMAT, DECISION_FORMAT_VERSION, DecisionFunction, DecisionManifest, DecisionOptions,
+};
 use crate::hash::digits;
 use crate::manifest::{
     FORMAT, FORMAT_VERSION, FunctionEntry, HostTensor, Manifest, PackageEntry, Piece, Port, Role, Source,
 };
+use crate::parts::format_of;
 use crate::{Error, content_hash, package_hash};
 
 /// The file whose lock says that a conversion is running.
@@ -68,21 +73,22 @@ impl Writer {
         })
     }
 
-    /// Writes a package; `records` say where each of the program's weights comes from. It belongs to the bundle once it is
+    /// Writes a package; `records` say where each of the program's weights comes from, if from the
+    /// checkpoint. It belongs to the bundle once it is
     /// [added](Writer::add); several may be written at once.
     pub fn package(
         &self,
         file: &str,
         role: Role,
         program: &Program,
-        records: Vec<WeightRecord>,
+        records: impl IntoIterator<Item = impl Into<Option<WeightRecord>>>,
     ) -> Result<WrittenPackage, Error> {
         let path = self.building.join(file);
         let report = write_package(program, &path)?;
         let weights = program.weights.iter().zip(records).zip(&report.offsets);
-        let weights = weights.map(|((weight, record), offset)| {
+        let weights = weights.filter_map(|((weight, record), offset)| {
             let dtype = weight.ty.dtype.to_string();
-            Piece { package: file.into(), offset: *offset, dtype, record }
+            Some(Piece { package: file.into(), offset: *offset, dtype, record: record.into()? })
         });
         let weights = weights.collect();
         let port = |f: &anemone_mil::Function, id: &anemone_mil::VarId| {
@@ -183,8 +189,40 @@ impl Writer {
             weights: std::mem::take(&mut self.weights),
             files: std::mem::take(&mut self.files),
         };
+        self.place(&manifest)?;
+        Ok(manifest)
+    }
+
+    /// [`Writer::finish`] for a decision model's bundle; `functions` come shortest first.
+    pub fn finish_decision(
+        mut self,
+        source: Source,
+        options: DecisionOptions,
+        functions: Vec<DecisionFunction>,
+        tensors: BTreeMap<String, Vec<usize>>,
+        written_by: &str,
+    ) -> Result<DecisionManifest, Error> {
+        let manifest = DecisionManifest {
+            format: DECISION_FORMAT.into(),
+            format_version: DECISION_FORMAT_VERSION,
+            written_by: written_by.into(),
+            source,
+            options,
+            functions,
+            packages: std::mem::take(&mut self.packages),
+            host: std::mem::take(&mut self.host),
+            tensors,
+            weights: std::mem::take(&mut self.weights),
+            files: std::mem::take(&mut self.files),
+        };
+        self.place(&manifest)?;
+        Ok(manifest)
+    }
+
+    /// Writes the manifest and renames the directory to its place.
+    fn place(&self, manifest: &impl Serialize) -> Result<(), Error> {
         let path = self.building.join("manifest.json");
-        let text = serde_json::to_string_pretty(&manifest).map_err(|e| io(&path, e.into()))?;
+        let text = serde_json::to_string_pretty(manifest).map_err(|e| io(&path, e.into()))?;
         fs::write(&path, text + "\n").map_err(|e| io(&path, e))?;
         check_place(&self.out, self.force)?;
         let lock = self.building.join(LOCK);
@@ -200,7 +238,7 @@ impl Writer {
             return Err(io(&self.out, error));
         }
         let _ = fs::remove_dir_all(&old);
-        Ok(manifest)
+        Ok(())
     }
 }
 
@@ -249,9 +287,7 @@ fn check_place(out: &Path, force: bool) -> Result<(), Error> {
         return Err(Error::Exists(out.to_path_buf()));
     }
     let empty = fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_none());
-    let manifest = fs::read(out.join("manifest.json")).ok();
-    let format = manifest.and_then(|text| serde_json::from_slice::<serde_json::Value>(&text).ok());
-    let bundle = format.is_some_and(|manifest| manifest["format"] == FORMAT);
+    let bundle = format_of(out).is_some_and(|format| format == FORMAT || format == DECISION_FORMAT);
     // `.` and `..` have no name to build a bundle beside.
     if out.file_name().is_none() || !(empty || bundle) {
         return Err(Error::NotReplaceable(out.to_path_buf()));

@@ -26,6 +26,13 @@ pub struct DecisionCheckpoint {
     files: Vec<FileInfo>,
 }
 
+/// Where the tensors are.
+enum Stored<'a> {
+    /// In the snapshot: the file named, or all there are.
+    Here(Option<&'a str>),
+    Elsewhere(Arc<dyn Weights>),
+}
+
 impl DecisionCheckpoint {
     /// Whether a directory, or a file in it, belongs to a decision model.
     pub fn is_at(path: &Path) -> bool {
@@ -44,7 +51,7 @@ impl DecisionCheckpoint {
         }
         let (dir, only) = locate(path)?;
         let name = name_of(&dir);
-        Self::read(Source::Dir(dir), name, only.as_deref())
+        Self::read(Source::Dir(dir), name, Stored::Here(only.as_deref()))
     }
 
     /// A snapshot compiled into the program: file names and contents, as they would be in a directory.
@@ -55,10 +62,20 @@ impl DecisionCheckpoint {
 
     /// A snapshot held in memory: file names and contents, as they would be in a directory.
     pub fn from_bytes(name: &str, files: Vec<(String, Bytes)>) -> Result<Self, Error> {
-        Self::read(Source::Memory { name: name.to_owned(), files }, name.to_owned(), None)
+        Self::read(Source::Memory { name: name.to_owned(), files }, name.to_owned(), Stored::Here(None))
     }
 
-    fn read(source: Source, name: String, only: Option<&str>) -> Result<Self, Error> {
+    /// A snapshot whose small files are held in memory and whose tensors come from elsewhere, as those of a converted model do.
+    pub fn with_weights(
+        name: &str,
+        files: Vec<(String, Bytes)>,
+        weights: Arc<dyn Weights>,
+    ) -> Result<Self, Error> {
+        let source = Source::Memory { name: name.to_owned(), files };
+        Self::read(source, name.to_owned(), Stored::Elsewhere(weights))
+    }
+
+    fn read(source: Source, name: String, stored: Stored<'_>) -> Result<Self, Error> {
         let object = |file: &str, remedy| {
             source.object(file)?.ok_or_else(|| Error::MissingFile {
                 dir: source.label(),
@@ -71,7 +88,13 @@ impl DecisionCheckpoint {
         let encoder_config = object(ENCODER, "download it from the model's page, with its folder")?;
         let tokenizer_config =
             object(TOKENIZER_CONFIG, "download it from the model's page, with its folder")?;
-        let Found { shards, files: weight_files } = Shards::open(&source, only)?;
+        let (weights, weight_files): (Arc<dyn Weights>, _) = match stored {
+            Stored::Elsewhere(weights) => (weights, Vec::new()),
+            Stored::Here(only) => {
+                let Found { shards, files } = Shards::open(&source, only)?;
+                (Arc::new(shards), files)
+            }
+        };
         let mut files = Vec::new();
         let small = [AGENT, ENCODER, TOKENIZER, TOKENIZER_CONFIG].map(str::to_owned);
         for file in small.iter().chain(&weight_files) {
@@ -79,7 +102,6 @@ impl DecisionCheckpoint {
                 files.push(FileInfo { name: file.clone(), bytes });
             }
         }
-        let weights = Arc::new(shards);
         Ok(Self { source, name, agent_config, encoder_config, tokenizer_config, weights, files })
     }
 
@@ -118,6 +140,11 @@ impl DecisionCheckpoint {
             file: TOKENIZER.to_owned(),
             remedy: "download it from the model's page, with its folder",
         })
+    }
+
+    /// The bytes of one of [`DecisionCheckpoint::files`] that is no weight file.
+    pub fn file(&self, name: &str) -> Result<Option<Bytes>, Error> {
+        self.source.read(name, TOKENIZER_LIMIT)
     }
 
     /// The tensors.

@@ -1,13 +1,15 @@
 //! Decision models: rows of tokens to scores of their options and of the actions.
 
+mod action;
 mod forward;
 mod weights;
 
 use std::sync::Arc;
 
 use anemone_kernels::{Context, Level};
-use anemone_models::QUESTION_KINDS;
+use anemone_models::{Laya, QUESTION_KINDS};
 
+pub use action::ActionReadout;
 pub use weights::LayaModel;
 
 use crate::Error;
@@ -38,6 +40,43 @@ pub struct Row<'a> {
     pub kind: usize,
     /// Where options stand side by side instead of one after the other.
     pub parallel: Option<Parallel<'a>>,
+}
+
+impl Row<'_> {
+    /// Whether a model can read the row; what is wrong and what is allowed if not.
+    pub fn check(&self, laya: &Laya) -> Result<(), String> {
+        let encoder = &laya.encoder;
+        let (len, max) = (self.ids.len(), encoder.max_position_embeddings);
+        if len == 0 || len > max {
+            return Err(format!("has {len} tokens, expected 1 to {max} (max_position_embeddings)"));
+        }
+        if let Some(id) = self.ids.iter().find(|id| **id as usize >= encoder.vocab_size) {
+            let rows = encoder.vocab_size;
+            return Err(format!(
+                "token id {id} is outside the vocabulary of {rows} rows; the tokenizer may belong to another model"
+            ));
+        }
+        if self.markers.is_empty() {
+            return Err("has no option".to_owned());
+        }
+        if let Some(marker) = self.markers.iter().find(|m| **m >= len) {
+            return Err(format!("marker {marker} is outside its {len} tokens"));
+        }
+        if self.kind >= QUESTION_KINDS {
+            return Err(format!("kind {} is not one of 0 to {}", self.kind, QUESTION_KINDS - 1));
+        }
+        match self.parallel {
+            Some(p) if p.positions.len() != len || p.options.len() != len => Err(format!(
+                "has {} positions and {} options for {len} tokens",
+                p.positions.len(),
+                p.options.len()
+            )),
+            Some(p) if p.positions.iter().any(|p| *p as usize >= max) => {
+                Err(format!("has a position of {max} or more (max_position_embeddings)"))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Options that do not see each other and share positions.
@@ -143,42 +182,10 @@ impl LayaEngine {
     }
 
     fn check_all(&self, rows: &[Row<'_>]) -> Result<(), Error> {
-        let check = |(i, row)| self.check(row).map_err(|problem| Error::Row { row: i, problem });
+        let check = |(i, row): (usize, &Row<'_>)| {
+            row.check(&self.model.laya).map_err(|problem| Error::Row { row: i, problem })
+        };
         rows.iter().enumerate().try_for_each(check)
-    }
-
-    fn check(&self, row: &Row<'_>) -> Result<(), String> {
-        let encoder = &self.model.laya.encoder;
-        let (len, max) = (row.ids.len(), encoder.max_position_embeddings);
-        if len == 0 || len > max {
-            return Err(format!("has {len} tokens, expected 1 to {max} (max_position_embeddings)"));
-        }
-        if let Some(id) = row.ids.iter().find(|id| **id as usize >= encoder.vocab_size) {
-            let rows = encoder.vocab_size;
-            return Err(format!(
-                "token id {id} is outside the vocabulary of {rows} rows; the tokenizer may belong to another model"
-            ));
-        }
-        if row.markers.is_empty() {
-            return Err("has no option".to_owned());
-        }
-        if let Some(marker) = row.markers.iter().find(|m| **m >= len) {
-            return Err(format!("marker {marker} is outside its {len} tokens"));
-        }
-        if row.kind >= QUESTION_KINDS {
-            return Err(format!("kind {} is not one of 0 to {}", row.kind, QUESTION_KINDS - 1));
-        }
-        match row.parallel {
-            Some(p) if p.positions.len() != len || p.options.len() != len => Err(format!(
-                "has {} positions and {} options for {len} tokens",
-                p.positions.len(),
-                p.options.len()
-            )),
-            Some(p) if p.positions.iter().any(|p| *p as usize >= max) => {
-                Err(format!("has a position of {max} or more (max_position_embeddings)"))
-            }
-            _ => Ok(()),
-        }
     }
 }
 

@@ -23,7 +23,7 @@ mod state;
 
 pub use engine::{Engine, LogitsOf};
 pub use error::Error;
-pub use laya::{LayaEngine, LayaModel, Options as LayaOptions, Parallel, Row, Scores};
+pub use laya::{ActionReadout, LayaEngine, LayaModel, Options as LayaOptions, Parallel, Row, Scores};
 pub use model::Model;
 pub use options::{Arithmetic, Layout, Options};
 pub use state::Snapshot;

@@ -13,6 +13,7 @@ pub struct Answer {
     pub(crate) probabilities: Vec<f64>,
     /// What the answer is worth, not rounded.
     pub(crate) confidence: f64,
+    act: f64,
 }
 
 impl Answer {
@@ -58,12 +59,12 @@ impl Answer {
         let confidence = calibration.confidence(question, largest, language);
         put("answer_confidence", round4(confidence));
         let action: Vec<f64> = action_logits.iter().map(|z| f64::from(*z)).collect();
-        let act = Value::Map(vec![("act_probability".to_owned(), round4(softmax(&action)[0]))]);
-        put("action", act);
+        let act = softmax(&action)[0];
+        put("action", Value::Map(vec![("act_probability".to_owned(), round4(act))]));
         if let Some(gate) = gate {
             fields.extend(gate.verdict(question, confidence));
         }
-        Self { fields, probabilities: p, confidence }
+        Self { fields, probabilities: p, confidence, act }
     }
 
     /// The answer as an object.
@@ -74,6 +75,11 @@ impl Answer {
     /// Probability of each option, in option order, not rounded.
     pub fn probabilities(&self) -> &[f64] {
         &self.probabilities
+    }
+
+    /// Probability of the first action, to act on the answer, not rounded.
+    pub fn act_probability(&self) -> f64 {
+        self.act
     }
 
     /// What the answer is worth, not rounded.

@@ -2,15 +2,19 @@
 
 use std::sync::Arc;
 
+use anemone_bundle::DecisionBundle;
 use anemone_checkpoint::DecisionCheckpoint;
 use anemone_cpu::{LayaEngine, LayaModel, LayaOptions, Parallel, Row, Scores};
+use anemone_mil::Executor;
 use anemone_models::{Config, Laya};
 
 use crate::answer::Answer;
 use crate::calibration::Calibration;
 use crate::gate::Gate;
+use crate::graph::GraphScorer;
 use crate::prompt::{Limits, Prompt, StateTokens, Vocabulary};
 use crate::question::Question;
+use crate::scorer::Scorer;
 use crate::value::Value;
 use crate::{Error, Result};
 
@@ -42,7 +46,7 @@ pub struct Request {
 /// A decision model with its tokenizer and calibration.
 #[derive(Debug)]
 pub struct Decider {
-    engine: LayaEngine,
+    engine: Box<dyn Scorer>,
     vocabulary: Vocabulary,
     calibration: Calibration,
     limits: Limits,
@@ -67,11 +71,29 @@ pub struct Decision {
 pub struct Decisions(pub Vec<Decision>);
 
 impl Decider {
-    /// Loads a snapshot.
+    /// Loads a snapshot for the native engine.
     pub fn load(checkpoint: &DecisionCheckpoint, options: LayaOptions) -> Result<Self> {
+        Self::with_engine(checkpoint, |_| {
+            let weights = checkpoint.weights();
+            let laya = Laya::load(checkpoint.agent_config(), checkpoint.encoder_config(), &*weights)?;
+            let model = Arc::new(LayaModel::load(laya, &*weights)?);
+            Ok(Box::new(LayaEngine::new(model, options)))
+        })
+    }
+
+    /// Opens a converted model to run on `executor`, each row by the shortest function that holds it.
+    pub fn open(bundle: DecisionBundle, executor: Box<dyn Executor>) -> Result<Self> {
+        let checkpoint = bundle.checkpoint()?;
+        Self::with_engine(&checkpoint, |vocabulary| {
+            Ok(Box::new(GraphScorer::open(bundle, &checkpoint, executor, vocabulary.pad())?))
+        })
+    }
+
+    fn with_engine(
+        checkpoint: &DecisionCheckpoint,
+        make: impl FnOnce(&Vocabulary) -> Result<Box<dyn Scorer>>,
+    ) -> Result<Self> {
         let agent = checkpoint.agent_config();
-        let weights = checkpoint.weights();
-        let laya = Laya::load(agent, checkpoint.encoder_config(), &*weights)?;
         let config = Config::of(agent, "rl_agent_config.json");
         let limits = Limits {
             max_len: config.count("max_len")?.unwrap_or(512),
@@ -87,17 +109,17 @@ impl Decider {
         };
         let calibration = Calibration::of_config(agent)?;
         let vocabulary = Vocabulary::new(&checkpoint.tokenizer_json()?, checkpoint.tokenizer_config())?;
-        let model = Arc::new(LayaModel::load(laya, &*weights)?);
-        Ok(Self { engine: LayaEngine::new(model, options), vocabulary, calibration, limits, layout })
+        let engine = make(&vocabulary)?;
+        Ok(Self { engine, vocabulary, calibration, limits, layout })
     }
 
-    /// The engine.
-    pub fn engine(&self) -> &LayaEngine {
-        &self.engine
+    /// What runs the rows.
+    pub fn engine(&self) -> &dyn Scorer {
+        &*self.engine
     }
 
-    pub(crate) fn engine_mut(&mut self) -> &mut LayaEngine {
-        &mut self.engine
+    pub(crate) fn engine_mut(&mut self) -> &mut dyn Scorer {
+        &mut *self.engine
     }
 
     /// The tokenizer and its special tokens.
@@ -143,7 +165,10 @@ impl Decider {
         for (state, questions) in asked {
             let tokens = self.vocabulary.state(state)?;
             for question in *questions {
-                prompts.push(self.vocabulary.prompt(question, &tokens, limits)?);
+                let prompt = self.vocabulary.prompt(question, &tokens, limits)?;
+                let admitted = self.engine.admits(prompt.ids.len(), prompt.markers.len());
+                admitted.map_err(|problem| Error::question(&question.id, problem))?;
+                prompts.push(prompt);
             }
         }
         let questions = asked.iter().flat_map(|(_, questions)| *questions);
@@ -169,7 +194,7 @@ impl Decider {
     }
 
     pub(crate) fn limits_of(&self, request: &Request) -> Result<Limits> {
-        let longest = self.engine.model().laya().encoder.max_position_embeddings;
+        let longest = self.engine.laya().encoder.max_position_embeddings;
         let checked = |name, asked: Option<usize>, own: usize| match asked {
             None => Ok(own),
             Some(n) if (1..=longest).contains(&n) => Ok(n),

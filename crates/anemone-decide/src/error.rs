@@ -92,6 +92,36 @@ pub enum Error {
     /// The tokenizer failed.
     #[error(transparent)]
     Tokenizer(#[from] anemone_session::Error),
+    /// A converted model cannot be read.
+    #[error(transparent)]
+    Converted(#[from] anemone_bundle::Error),
+    /// A converted model is not what its model asks for, or cannot do what is asked.
+    #[error("{bundle}: {problem}")]
+    Bundle {
+        /// The directory.
+        bundle: String,
+        /// What is wrong and what to do.
+        problem: String,
+    },
+    /// What runs a converted model failed.
+    #[error("{what}")]
+    Executor {
+        /// The package or function.
+        what: String,
+        /// What it says.
+        #[source]
+        source: anemone_mil::ExecutorError,
+    },
+    /// A converted model's outputs are not finite.
+    #[error(
+        "row {row}: the outputs of function `{function}` are not finite; its activations are beyond fp16: run the checkpoint on the CPU engine"
+    )]
+    NotFinite {
+        /// Its place in the call.
+        row: usize,
+        /// The function.
+        function: String,
+    },
 }
 
 impl Error {

@@ -1,7 +1,8 @@
 //! Typed decisions: a state and questions about it to calibrated answers.
 //!
 //! A [`Question`] becomes one row of tokens ([`Vocabulary::prompt`]); a decision model gives one score for each of its options,
-//! and the [`Calibration`] makes an answer of them. [`Decider`] joins the three. Prompts, answers and refusals are those of the
+//! and the [`Calibration`] makes an answer of them. [`Decider`] joins the three, over
+//! any [`Scorer`]. Prompts, answers and refusals are those of the
 //! reference implementation, to the token and to the fourth decimal.
 
 mod answer;
@@ -9,6 +10,7 @@ mod calibration;
 mod decider;
 mod error;
 mod gate;
+mod graph;
 mod language;
 mod long;
 mod preset;
@@ -16,8 +18,10 @@ mod prompt;
 mod question;
 mod route;
 mod router;
+mod scorer;
 mod shortlist;
 mod tournament;
+mod validate;
 mod value;
 
 pub use answer::{Answer, jev_confidence};
@@ -25,6 +29,7 @@ pub use calibration::{Calibration, Temperatures, primary_subtag};
 pub use decider::{Decider, Decision, Decisions, Request};
 pub use error::{Error, Result};
 pub use gate::Gate;
+pub use graph::GraphScorer;
 pub use language::Detection;
 pub use long::Windows;
 pub use preset::Preset;
@@ -32,6 +37,8 @@ pub use prompt::{Limits, Prompt, StateTokens, Vocabulary};
 pub use question::{Kind, Question};
 pub use route::{Hints, Route, Routes};
 pub use router::Router;
+pub use scorer::Scorer;
 pub use shortlist::Shortlist;
 pub use tournament::Tournament;
+pub use validate::{Bar, Validation};
 pub use value::{ParseError, Value};

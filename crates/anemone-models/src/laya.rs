@@ -117,6 +117,21 @@ impl Laya {
         all
     }
 
+    /// The weights that a converted model's host reads, each with a name for its file: those before and after the body, and
+    /// the one that is not used.
+    pub fn host_weights(&self) -> Vec<(&'static str, &WeightRef)> {
+        let mut all = vec![
+            ("embedding", &self.encoder.embedding),
+            ("type_vectors", &self.kind_embedding),
+            ("action_dense", &self.action.dense.weight),
+            ("action_out", &self.action.out.weight),
+            ("temperature", &self.temperature),
+        ];
+        let biases = [("action_dense_bias", &self.action.dense), ("action_out_bias", &self.action.out)];
+        all.extend(biases.into_iter().filter_map(|(name, l)| l.bias.as_ref().map(|bias| (name, bias))));
+        all
+    }
+
     /// Actions the model weighs.
     pub fn actions(&self) -> usize {
         self.action.out.out_features()

@@ -8,7 +8,8 @@ use clap::{Parser, Subcommand};
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::commands::{
-    bench, chat, completions, convert, decide, doctor, forward, inspect, man, perplexity, run, serve, verify,
+    bench, chat, completions, convert, decide, doctor, forward, inspect, man, perplexity, run, serve,
+    validate, verify,
 };
 use crate::env::Environment;
 use crate::output;
@@ -51,6 +52,7 @@ enum Command {
     Perplexity(perplexity::Args),
     Convert(Box<convert::Args>),
     Verify(Box<verify::Args>),
+    Validate(Box<validate::Args>),
     Doctor(doctor::Args),
     Completions(completions::Args),
     Man(man::Args),
@@ -103,6 +105,7 @@ pub(crate) fn run() -> Result<ExitCode> {
         Command::Perplexity(args) => perplexity::run(&args, &shell),
         Command::Convert(args) => convert::run(&args, &shell),
         Command::Verify(args) => verify::run(&args, &shell),
+        Command::Validate(args) => validate::run(&args, &shell),
         Command::Doctor(args) => doctor::run(&args, &shell),
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => man::run(&args),

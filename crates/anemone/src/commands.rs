@@ -10,4 +10,5 @@ pub(crate) mod man;
 pub(crate) mod perplexity;
 pub(crate) mod run;
 pub(crate) mod serve;
+pub(crate) mod validate;
 pub(crate) mod verify;

@@ -2,7 +2,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use anemone_bundle::{Bundle, BundleWeights};
+use anemone_bundle::{Bundle, BundleWeights, DecisionBundle};
 use anemone_checkpoint::hub::Progress;
 use anemone_checkpoint::{Checkpoint, DecisionCheckpoint, is_hub_id, scan_non_finite};
 use anemone_cpu::Model;
@@ -163,12 +163,20 @@ pub(crate) fn open(args: &ModelArgs, shell: &Shell) -> Result<Checkpoint> {
 pub(crate) fn open_decision(args: &ModelArgs, shell: &Shell) -> Result<DecisionCheckpoint> {
     let Some(path) = decision_path(args, shell)? else { return Ok(demo::decision::open()?) };
     let label = || format!("--model {}", args.model.as_deref().unwrap_or(&path).display());
+    if DecisionBundle::is_at(&path) {
+        return DecisionBundle::open(&path)?.checkpoint().with_context(label);
+    }
     DecisionCheckpoint::open(&path).with_context(label)
 }
 
 /// Where the decision model lies that `--model` names; none for the built-in one.
 pub(crate) fn decision_path(args: &ModelArgs, shell: &Shell) -> Result<Option<PathBuf>> {
     let Some(path) = locate(args, shell)? else { return Ok(None) };
+    ensure!(
+        DecisionBundle::is_at(&path) || !Bundle::is_bundle(&path),
+        "--model {}: this is the bundle of a language model, which has no decisions to make; use it with `run`",
+        path.display()
+    );
     ensure!(
         DecisionCheckpoint::is_at(&path) || !path.join("config.json").is_file(),
         "--model {}: this is a language model, which has no decisions to make; use it with `run`, or pass a decision model (it has \
@@ -179,7 +187,7 @@ pub(crate) fn decision_path(args: &ModelArgs, shell: &Shell) -> Result<Option<Pa
 }
 
 /// The path that `--model` names, where a hub id was downloaded to; none for the built-in model.
-fn locate(args: &ModelArgs, shell: &Shell) -> Result<Option<PathBuf>> {
+pub(crate) fn locate(args: &ModelArgs, shell: &Shell) -> Result<Option<PathBuf>> {
     let versioned = |what: &str| {
         let Some(revision) = &args.revision else { return Ok(()) };
         bail!("--revision {revision}: {what}; leave it out, or name a hub id with --model org/name")

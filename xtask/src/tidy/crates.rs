@@ -17,7 +17,7 @@ const MAY_USE: [(&str, &[&str]); 16] = [
     ("cpu", &["tensor", "kernels", "checkpoint", "models", "palettize", "bundle"]),
     ("session", &["tensor", "checkpoint", "models", "mil", "ane", "bundle", "cpu"]),
     ("verify", &["tensor", "checkpoint", "ane", "session"]),
-    ("decide", &["tensor", "checkpoint", "models", "bundle", "cpu", "session"]),
+    ("decide", &["tensor", "checkpoint", "models", "mil", "ane", "bundle", "cpu", "session"]),
     ("server", &["tensor", "session", "decide"]),
     (
         "anemone",

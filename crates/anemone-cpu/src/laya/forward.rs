@@ -6,6 +6,7 @@ use anemone_kernels::{
 };
 use anemone_models::MlpActivation;
 
+use super::action::features;
 use super::weights::{LayaModel, LayerWeights, NormWeights};
 use super::{Parallel, Row, Scores, Tap};
 use crate::layer::product;
@@ -271,14 +272,8 @@ impl Forward {
             inputs.extend(features(&scores.logits));
             start += row.ids.len();
         }
-        let count = rows.len();
-        let mut inner = vec![0.0; count * model.laya.action.dense.out_features()];
-        matmul(context, Input::F32(&inputs), count, &mut [product(&model.action_dense, &mut inner)]);
-        let mut activated = vec![0.0; inner.len()];
-        activate(context, Activation::Gelu, &inner, Output::F32(&mut activated));
+        let logits = model.action.logits(context, &inputs, rows.len());
         let actions = model.laya.actions();
-        let mut logits = vec![0.0; count * actions];
-        matmul(context, Input::F32(&activated), count, &mut [product(&model.action_out, &mut logits)]);
         for (scores, logits) in scores.iter_mut().zip(logits.chunks_exact(actions)) {
             scores.action_logits = logits.to_vec();
         }
@@ -292,20 +287,6 @@ fn norm_to(context: &Context, norm: &NormWeights, x: &[f32], act: &mut Activatio
 /// Position of each token of a row.
 fn positions<'a>(row: &'a Row<'a>) -> impl Iterator<Item = usize> + 'a {
     (0..row.ids.len()).map(|i| row.parallel.map_or(i, |p| p.positions[i] as usize))
-}
-
-/// What the action head sees of the options' scores: the largest probability, its lead, the entropy and the number of options.
-fn features(logits: &[f32]) -> [f32; 4] {
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let terms: Vec<f32> = logits.iter().map(|v| (v - max).exp()).collect();
-    let sum: f32 = terms.iter().sum();
-    let (mut best, mut second, mut entropy) = (0.0f32, 0.0f32, 0.0f32);
-    for p in terms.iter().map(|t| t / sum) {
-        (best, second) = if p > best { (p, best) } else { (best, second.max(p)) };
-        entropy -= p * p.max(1e-9).ln();
-    }
-    let count = logits.len().max(2) as f32;
-    [best, best - second, entropy / count.ln(), count / 255.0]
 }
 
 impl Pairs {
@@ -329,21 +310,5 @@ impl Pairs {
     fn of(&self, radius: Option<usize>) -> &[bool] {
         let sliding = radius.and_then(|radius| self.sliding.iter().find(|(r, _)| *r == radius));
         sliding.map_or(&self.full, |(_, pairs)| pairs)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn features_of_known_distributions() {
-        let [best, lead, entropy, count] = features(&[0.0, 0.0, 0.0, 0.0]);
-        assert!((best - 0.25).abs() < 1e-6 && lead == 0.0);
-        assert!((entropy - 1.0).abs() < 1e-6 && count == 4.0 / 255.0);
-        // A single option counts as two.
-        assert_eq!(features(&[3.0]), [1.0, 1.0, 0.0, 2.0 / 255.0]);
-        let [best, lead, _, _] = features(&[2f32.ln(), 0.0]);
-        assert!((best - 2.0 / 3.0).abs() < 1e-6 && (lead - 1.0 / 3.0).abs() < 1e-6);
     }
 }

@@ -2,6 +2,7 @@ use anemone_checkpoint::Weights;
 use anemone_kernels::EncoderAttentionShape;
 use anemone_models::{EncoderLayer, Laya, LayerNorm, MlpActivation, SelfAttention};
 
+use super::action::ActionWeights;
 use crate::Error;
 use crate::matrix::Matrix;
 use crate::model::{LinearWeight, Loader, RopeTable};
@@ -20,8 +21,7 @@ pub struct LayaModel {
     pub(super) scorer_norm: NormWeights,
     pub(super) scorer_dense: LinearWeight,
     pub(super) scorer_out: LinearWeight,
-    pub(super) action_dense: LinearWeight,
-    pub(super) action_out: LinearWeight,
+    pub(super) action: ActionWeights,
     /// Distinct rotations, each layer refers to one.
     pub(super) ropes: Vec<RopeTable>,
 }
@@ -65,8 +65,7 @@ impl LayaModel {
             scorer_norm: norm(&loader, &laya.scorer.norm)?,
             scorer_dense: loader.linear(&laya.scorer.dense)?,
             scorer_out: loader.linear(&laya.scorer.out)?,
-            action_dense: loader.linear(&laya.action.dense)?,
-            action_out: loader.linear(&laya.action.out)?,
+            action: ActionWeights::load(&loader, &laya.action)?,
             ropes: loader.ropes,
             laya,
         })

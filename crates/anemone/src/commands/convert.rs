@@ -1,3 +1,4 @@
+pub(super) mod decision;
 mod jobs;
 mod limits;
 
@@ -7,7 +8,7 @@ use std::time::Instant;
 
 use anemone_ane::{CacheKind, Options, Pass, Plan, Rules, Silu, plan};
 use anemone_bundle::{Source, Writer};
-use anemone_checkpoint::Checkpoint;
+use anemone_checkpoint::{Checkpoint, DecisionCheckpoint};
 use anemone_models::Stack;
 use anemone_session::Tokenizer;
 use anyhow::{Context, Result, bail};
@@ -22,18 +23,19 @@ use crate::{machine, model, output};
 /// Convert a checkpoint to a Core ML bundle laid out for the Neural Engine
 ///
 /// Each chunk of layers and each slice of the output head becomes one package whose functions (one token, each prefill
-/// length, each verification length) share one weight file. Nothing is written in place before all of it is complete.
+/// length, each verification length) share one weight file. A decision model (Laya) becomes one package with a function for each --length. Nothing is written in place before all of it is complete.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  anemone convert --out stories.bundle --ctx 512 --prefill 64\n  \
-                  anemone convert --model ./LFM2-350M --out lfm2.bundle --prefill 64 --prefill 256 --spec-drafts 16 --dry-run")]
+                  anemone convert --model ./LFM2-350M --out lfm2.bundle --prefill 64 --prefill 256 --spec-drafts 16 --dry-run\n  \
+                  anemone convert --model ./laya --out laya.bundle --length 96 --length 1024 --attention tiled")]
 #[expect(clippy::struct_excessive_bools, reason = "one for each switch of the command")]
 pub(crate) struct Args {
     /// Directory to create
     #[arg(long, short = 'o', value_name = "DIR")]
     out: PathBuf,
-    /// Most tokens a sequence may hold
-    #[arg(long, short = 'c', value_name = "N", default_value_t = 2048, value_parser = RangedU64ValueParser::<usize>::new().range(1..), allow_negative_numbers = true)]
-    ctx: usize,
+    /// Most tokens a sequence may hold [default: 2048]
+    #[arg(long, short = 'c', value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..), allow_negative_numbers = true)]
+    ctx: Option<usize>,
     /// Tokens of a prefill pass; may be given several times [default: 64]
     #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(2..=4096), allow_negative_numbers = true)]
     prefill: Vec<usize>,
@@ -56,26 +58,39 @@ pub(crate) struct Args {
     #[arg(long)]
     no_ring: bool,
     /// Where keys and values are kept: inputs and outputs of each pass, or Core ML states with rows rounded up to 32
-    #[arg(long, value_name = "KIND", default_value = "io")]
-    cache: CacheName,
-    /// Layers of a package, or as few packages as the size limit allows
-    #[arg(long, value_name = "auto|N", default_value = "auto", alias = "layers-per-model", value_parser = chunk)]
-    chunk: Chunk,
-    /// Slices of the output head, fewer where rounding their rows up to 64 leaves less; 0 chooses by size
-    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
-    head_chunks: usize,
+    /// [default: io]
+    #[arg(long, value_name = "KIND")]
+    cache: Option<CacheName>,
+    /// Layers of a package, or as few packages as the size limit allows [default: auto]
+    #[arg(long, value_name = "auto|N", alias = "layers-per-model", value_parser = chunk)]
+    chunk: Option<Chunk>,
+    /// Slices of the output head, fewer where rounding their rows up to 64 leaves less; 0, the default, chooses by size
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    head_chunks: Option<usize>,
     /// Oldest system the packages must load on
     #[arg(long, value_name = "SYSTEM", default_value = "macos15")]
     target: Target,
-    /// Form of x · sigmoid(x)
-    #[arg(long, value_name = "FORM", default_value = "exact")]
-    silu: SiluName,
+    /// Form of x · sigmoid(x) [default: exact]
+    #[arg(long, value_name = "FORM")]
+    silu: Option<SiluName>,
     /// Switch an arithmetic rule off; may be given several times
     #[arg(long, value_name = "RULE")]
     no_rule: Vec<RuleName>,
     /// Do not say which known limits of the Neural Engine the plan reaches
     #[arg(long)]
     no_plan: bool,
+    /// Convert the built-in decision model (a decision model that --model names is known by its files)
+    #[arg(long, help_heading = "Decision models")]
+    decision: bool,
+    /// Tokens of a row, one function for each; may be given several times [default: 64, 96, 128]
+    #[arg(long, value_name = "N", help_heading = "Decision models", allow_negative_numbers = true)]
+    length: Vec<usize>,
+    /// How layers with a window attend: every query with every key by mask, or in tiles with the keys they may see [default: dense]
+    #[arg(long, value_name = "KIND", help_heading = "Decision models")]
+    attention: Option<AttentionName>,
+    /// Queries of a tile of --attention tiled [default: 128]
+    #[arg(long, value_name = "N", help_heading = "Decision models", allow_negative_numbers = true)]
+    tile: Option<usize>,
     /// Show the plan, sizes, memory and limits; write nothing
     #[arg(long)]
     dry_run: bool,
@@ -110,6 +125,12 @@ enum CacheName {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum AttentionName {
+    Dense,
+    Tiled,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum SiluName {
     Exact,
     Tanh,
@@ -130,6 +151,12 @@ enum Chunk {
     Layers(usize),
 }
 
+impl Target {
+    fn spec_version(self) -> i32 {
+        if self == Self::Macos26 { 10 } else { 9 }
+    }
+}
+
 fn chunk(text: &str) -> Result<Chunk, String> {
     match text.parse() {
         _ if text == "auto" => Ok(Chunk::Auto),
@@ -143,7 +170,7 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
         bail!("--precision: this version writes fp16 only; convert with fp16");
     }
     let start = Instant::now();
-    let checkpoint = model::open(&args.model, shell)?;
+    let Some(checkpoint) = open(args, shell)? else { return decision::run(args, start, shell) };
     let stack = model::stack(&checkpoint)?;
     let options = options(args);
     let plan = plan(&stack, &options).with_context(|| checkpoint.name().to_string())?;
@@ -163,6 +190,46 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The language model to convert; none when it is a decision model. Flags of the other kind are refused.
+fn open(args: &Args, shell: &Shell) -> Result<Option<Checkpoint>> {
+    let path = model::locate(&args.model, shell)?;
+    let decision = path.as_deref().map_or(args.decision, DecisionCheckpoint::is_at);
+    if decision {
+        let given = [
+            ("--ctx", args.ctx.is_some()),
+            ("--prefill", !args.prefill.is_empty()),
+            ("--spec-drafts", args.spec_drafts.is_some()),
+            ("--decode-only", args.decode_only),
+            ("--prefill-only", args.prefill_only),
+            ("--ring", args.ring),
+            ("--no-ring", args.no_ring),
+            ("--cache", args.cache.is_some()),
+            ("--chunk", args.chunk.is_some()),
+            ("--head-chunks", args.head_chunks.is_some()),
+            ("--silu", args.silu.is_some()),
+            ("--no-rule", !args.no_rule.is_empty()),
+            ("--no-plan", args.no_plan),
+        ];
+        if let Some((flag, _)) = given.into_iter().find(|(_, given)| *given) {
+            bail!("{flag} is for language models, and this is a decision model; leave it out");
+        }
+        return Ok(None);
+    }
+    let given = [
+        ("--decision", args.decision),
+        ("--length", !args.length.is_empty()),
+        ("--attention", args.attention.is_some()),
+        ("--tile", args.tile.is_some()),
+    ];
+    if let Some((flag, _)) = given.into_iter().find(|(_, given)| *given) {
+        bail!(
+            "{flag} is for decision models, and this is a language model; leave it out, or name a decision model (--decision \
+             alone is the built-in one)"
+        );
+    }
+    model::open(&args.model, shell).map(Some)
+}
+
 /// Errors for a tokenizer that the bundle could not use; without one it reads token ids only, which is said.
 fn check_tokenizer(checkpoint: &Checkpoint, shell: &Shell) -> Result<()> {
     if let Ok(json) = checkpoint.tokenizer_json() {
@@ -174,19 +241,19 @@ fn check_tokenizer(checkpoint: &Checkpoint, shell: &Shell) -> Result<()> {
 }
 
 fn options(args: &Args) -> Options {
+    let ctx = args.ctx.unwrap_or(Options::default().ctx);
     let mut passes = Vec::new();
     if !args.prefill_only {
         passes.push(Pass::Decode);
     }
     if !args.decode_only {
-        let lengths =
-            if args.prefill.is_empty() { vec![64.min(args.ctx.max(2))] } else { args.prefill.clone() };
+        let lengths = if args.prefill.is_empty() { vec![64.min(ctx.max(2))] } else { args.prefill.clone() };
         passes.extend(lengths.into_iter().map(Pass::Prefill));
     }
     passes.extend(args.spec_drafts.map(|n| Pass::Verify(n + 1)));
     let off = |rule| args.no_rule.contains(&rule);
     let mut rules = Rules {
-        silu: match args.silu {
+        silu: match args.silu.unwrap_or(SiluName::Exact) {
             SiluName::Exact => Silu::Exact,
             SiluName::Tanh => Silu::Tanh,
             SiluName::Fused => Silu::Fused,
@@ -200,20 +267,20 @@ fn options(args: &Args) -> Options {
         rules.scale_wide = None;
     }
     Options {
-        ctx: args.ctx,
+        ctx,
         passes,
         ring: !args.no_ring,
-        cache: match args.cache {
+        cache: match args.cache.unwrap_or(CacheName::Io) {
             CacheName::Io => CacheKind::Io,
             CacheName::State => CacheKind::State,
         },
-        spec_version: if args.target == Target::Macos26 { 10 } else { 9 },
+        spec_version: args.target.spec_version(),
         rules,
-        layers_per_chunk: match args.chunk {
+        layers_per_chunk: match args.chunk.unwrap_or(Chunk::Auto) {
             Chunk::Auto => None,
             Chunk::Layers(n) => Some(n),
         },
-        head_slices: (args.head_chunks > 0).then_some(args.head_chunks),
+        head_slices: args.head_chunks.filter(|n| *n > 0),
     }
 }
 

@@ -1,5 +1,6 @@
 mod batch;
-mod input;
+pub(super) mod emulated;
+pub(super) mod input;
 mod models;
 mod score;
 mod table;
@@ -11,7 +12,7 @@ use anemone_decide::{Gate, Preset, Question, Request, Shortlist, Tournament, Val
 use anyhow::{Context, Result, bail, ensure};
 use clap::builder::RangedU64ValueParser;
 
-use crate::args::HubArgs;
+use crate::args::{EngineName, HubArgs, ProfileName};
 use crate::cli::Shell;
 use crate::{demo, output};
 use models::Models;
@@ -116,6 +117,12 @@ pub(crate) struct Args {
     /// Say which of several models the state would go to, and why; ask nothing
     #[arg(long, requires = "state", help_heading = "Model")]
     explain: bool,
+    /// What runs the model: auto and cpu read a bundle's weights back, the emulator interprets its package
+    #[arg(long, value_name = "ENGINE", default_value = "auto")]
+    engine: EngineName,
+    /// Arithmetic of the emulator [default: fp16]
+    #[arg(long, value_name = "PROFILE")]
+    profile: Option<ProfileName>,
     #[command(flatten)]
     hub: HubArgs,
 }

@@ -22,6 +22,18 @@ macro_rules! file {
     };
 }
 
+/// SHA-256 of the built-in decision model's weights and configs, by file name.
+pub(crate) fn sha256() -> std::collections::BTreeMap<String, String> {
+    let files = [
+        file!("rl_agent_config.json"),
+        file!("encoder/config.json"),
+        file!("tokenizer/tokenizer.json"),
+        file!("tokenizer/tokenizer_config.json"),
+        ("model.safetensors", &WEIGHTS.0),
+    ];
+    files.map(|(name, bytes)| (name.to_owned(), anemone_bundle::sha256(bytes))).into()
+}
+
 /// The built-in decision model.
 pub(crate) fn open() -> Result<DecisionCheckpoint, Error> {
     let files = [

@@ -5,6 +5,7 @@
 mod chat;
 mod convert;
 mod decide;
+mod decision_bundle;
 mod emulator;
 mod errors;
 mod forward;

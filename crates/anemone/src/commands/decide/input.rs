@@ -8,13 +8,13 @@ use crate::files;
 
 /// Questions, and the name the state goes under.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Asked {
-    pub(super) questions: Vec<Question>,
+pub(in crate::commands) struct Asked {
+    pub(in crate::commands) questions: Vec<Question>,
     state_key: Option<String>,
 }
 
 impl Asked {
-    pub(super) fn parse(value: &Value) -> Result<Self> {
+    pub(in crate::commands) fn parse(value: &Value) -> Result<Self> {
         // A question may be called `questions`; its definition has a type.
         let wrapped =
             value.get("questions").filter(|inner| inner.as_map().is_some() && inner.get("type").is_none());
@@ -34,7 +34,7 @@ impl Asked {
     }
 
     /// The state under the name the questions call it by; an object has its names.
-    pub(super) fn place(&self, state: Value) -> Value {
+    pub(in crate::commands) fn place(&self, state: Value) -> Value {
         match &self.state_key {
             Some(key) if state.as_map().is_none() => Value::Map(vec![(key.clone(), state)]),
             _ => state,
@@ -43,7 +43,7 @@ impl Asked {
 }
 
 /// Questions given as JSON or as the name of a file.
-pub(super) fn questions(given: &str) -> Result<Asked> {
+pub(in crate::commands) fn questions(given: &str) -> Result<Asked> {
     let inline = given.trim_start().starts_with(['{', '[']);
     let label = if inline { "--questions".to_owned() } else { format!("--questions {given}") };
     let text = if inline { given.to_owned() } else { files::read_text("--questions", Path::new(given))? };

@@ -1,13 +1,15 @@
 use std::path::PathBuf;
 
+use anemone_bundle::DecisionBundle;
 use anemone_checkpoint::DecisionCheckpoint;
 use anemone_cpu::LayaOptions;
 use anemone_decide::{
     Calibration, Decider, Decisions, Hints, Question, Request, Router, Routes, Value, Windows,
 };
+use anemone_emulator::Emulator;
 use anyhow::{Context, Result, bail, ensure};
 
-use super::{Args, Narrowing};
+use super::{Args, Narrowing, emulated};
 use crate::args::ModelArgs;
 use crate::cli::Shell;
 use crate::{files, model, output};
@@ -52,11 +54,21 @@ impl Models {
         if !names().any(|name| name == DEFAULT) {
             routes.set_default(names().next().unwrap_or(DEFAULT))?;
         }
-        let options = options(args);
+        let (options, profile) = (options(args), emulated::profile(args)?);
+        if profile.is_some() {
+            paths.iter().try_for_each(|(_, path)| emulated::bundle(Some(path)).map(drop))?;
+        }
         let load = move |name: &str, repo: &str| {
             let path = paths.iter().find(|(known, _)| known == name).map(|(_, path)| path.as_path());
             let path = path.unwrap_or(std::path::Path::new(repo));
-            Decider::load(&DecisionCheckpoint::open(path)?, options)
+            match (DecisionBundle::is_at(path), profile) {
+                (true, Some(profile)) => {
+                    let emulator = Emulator::new(profile, options.threads);
+                    Decider::open(DecisionBundle::open(path)?, Box::new(emulator))
+                }
+                (true, None) => Decider::load(&DecisionBundle::open(path)?.checkpoint()?, options),
+                (false, _) => Decider::load(&DecisionCheckpoint::open(path)?, options),
+            }
         };
         let hints = Hints {
             model: None,
@@ -126,9 +138,12 @@ fn options(args: &Args) -> LayaOptions {
 
 fn decider(args: &Args, place: Option<&String>, shell: &Shell) -> Result<Decider> {
     let place = ModelArgs { model: place.map(PathBuf::from), ..args.hub.to_model() };
-    let checkpoint = model::open_decision(&place, shell)?;
-    let mut decider =
-        Decider::load(&checkpoint, options(args)).with_context(|| checkpoint.name().to_owned())?;
+    let mut decider = if let Some(profile) = emulated::profile(args)? {
+        emulated::open(emulated::bundle(place.model.as_deref())?, profile, options(args).threads)?
+    } else {
+        let checkpoint = model::open_decision(&place, shell)?;
+        Decider::load(&checkpoint, options(args)).with_context(|| checkpoint.name().to_owned())?
+    };
     if args.bf16 && !decider.engine().has_reduced_products() && !shell.quiet {
         output::note("this processor has no bf16 products; f32 is used");
     }

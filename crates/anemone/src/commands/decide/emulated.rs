@@ -1,0 +1,59 @@
+//! Bundles of decision models on the emulator.
+
+use std::path::Path;
+
+use anemone_bundle::{Bundle, DecisionBundle};
+use anemone_decide::Decider;
+use anemone_emulator::{Emulator, Profile};
+use anyhow::{Context, Result, bail, ensure};
+
+use super::Args;
+use crate::args::{EngineName, ProfileName};
+
+/// The emulator's arithmetic when it is to run the model; errors for options of another engine.
+pub(super) fn profile(args: &Args) -> Result<Option<Profile>> {
+    match args.engine {
+        EngineName::Auto | EngineName::Cpu => {
+            ensure!(
+                args.profile.is_none(),
+                "--profile is the emulator's arithmetic; add --engine emulator, or leave it out"
+            );
+            Ok(None)
+        }
+        EngineName::Coreml => bail!("--engine coreml is not in this version; use --engine cpu or emulator"),
+        EngineName::Emulator => {
+            ensure!(!args.bf16, "--bf16 is of the native engine; leave it out, or use --engine cpu");
+            ensure!(
+                !args.exact,
+                "--exact is of the native engine; use --profile f32 with the emulator, or --engine cpu"
+            );
+            Ok(Some(if args.profile == Some(ProfileName::F32) { Profile::F32 } else { Profile::Fp16 }))
+        }
+    }
+}
+
+/// The decision model's bundle at `path`, which the emulator can run.
+pub(super) fn bundle(path: Option<&Path>) -> Result<DecisionBundle> {
+    let needs = "--engine emulator runs bundles";
+    let path = path.with_context(|| {
+        format!("{needs}, and the built-in model is none; make one with anemone convert --decision --out DIR and name it with --model")
+    })?;
+    ensure!(
+        Bundle::is_bundle(path),
+        "{needs}, and {} is none; make one with anemone convert --model {} --out DIR and name it with --model",
+        path.display(),
+        path.display()
+    );
+    ensure!(
+        DecisionBundle::is_at(path),
+        "--model {}: this is the bundle of a language model, which has no decisions to make; use it with `run`",
+        path.display()
+    );
+    DecisionBundle::open(path).with_context(|| format!("--model {}", path.display()))
+}
+
+/// The emulator over a bundle.
+pub(in crate::commands) fn open(bundle: DecisionBundle, profile: Profile, threads: usize) -> Result<Decider> {
+    let label = bundle.dir().display().to_string();
+    Decider::open(bundle, Box::new(Emulator::new(profile, threads))).context(label)
+}

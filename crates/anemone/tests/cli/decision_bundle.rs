@@ -1,0 +1,212 @@
+//! `convert` of decision models, and deciding with what it made.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use crate::support::{anemone, assets, shared};
+
+/// Every file below a directory, by path.
+fn files(root: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let (mut found, mut dirs) = (BTreeMap::new(), vec![root.to_path_buf()]);
+    while let Some(dir) = dirs.pop() {
+        for entry in std::fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                dirs.push(path);
+            } else {
+                found.insert(path.strip_prefix(root).unwrap().to_path_buf(), std::fs::read(&path).unwrap());
+            }
+        }
+    }
+    found
+}
+
+fn probabilities(result: &Value) -> Vec<f64> {
+    let mut all: Vec<f64> = result["answers"]["intent"]["probabilities"]
+        .as_object()
+        .unwrap()
+        .values()
+        .map(|v| v.as_f64().unwrap())
+        .collect();
+    all.push(result["answers"]["abroad"]["noul"].as_f64().unwrap());
+    all
+}
+
+#[test]
+fn the_built_in_decision_model_as_a_bundle() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let convert = |name: &str| anemone(&["convert", "-q", "--decision", "--out", &at(name), "--json"]).json();
+    let report = convert("a");
+    let lengths: Vec<&Value> = report["functions"].as_array().unwrap().iter().map(|f| &f["length"]).collect();
+    assert_eq!(lengths, [64, 96, 128]);
+    assert!(report["bundle_bytes"].as_u64().unwrap() > report["weight_bytes"].as_u64().unwrap());
+    convert("b");
+    assert_eq!(files(&dir.path().join("a")), files(&dir.path().join("b")), "the same bytes twice");
+    anemone(&["convert", "-q", "--decision", "--out", &at("a")]).fails(1, &["exists", "--force"]);
+
+    let questions = r#"{"intent": {"type": "choice", "instructions": "What does the user want?",
+        "criteria": ["travel notification", "report a lost card", "directions"]},
+        "abroad": {"type": "noul", "instructions": "The user's intent is travel notification."}}"#;
+    let decide = |extra: &[&str]| {
+        let state = "please notify my bank that i am going to africa";
+        anemone(&[&["decide", "-q", "--json", "-s", state, "-Q", questions][..], extra].concat())
+    };
+    let native = decide(&[]).json();
+    let bundle = at("a");
+    // The weights come back as they were.
+    assert_eq!(decide(&["-m", &bundle]).json(), native);
+    for (profile, bound) in [("f32", 1e-3), ("fp16", 0.02)] {
+        let found = decide(&["-m", &bundle, "--engine", "emulator", "--profile", profile]).json();
+        assert_eq!(found["usage"], native["usage"]);
+        assert_eq!(found["answers"]["intent"]["choice"], native["answers"]["intent"]["choice"]);
+        let pairs = probabilities(&found).into_iter().zip(probabilities(&native));
+        // f32 keeps the fp16 of rotary tables; fp16 is the bar of a conversion.
+        assert!(pairs.clone().all(|(a, b)| (a - b).abs() <= bound), "{profile}: {pairs:?}");
+    }
+    decide(&["--engine", "emulator"]).fails(1, &["runs bundles", "convert --decision"]);
+    decide(&["-m", &bundle, "--profile", "f32"]).fails(1, &["--profile", "--engine emulator"]);
+    decide(&["-m", &bundle, "--engine", "emulator", "--bf16"]).fails(1, &["--bf16", "--engine cpu"]);
+    let long = "where is my parcel ".repeat(60);
+    let ask = |extra: &[&str]| {
+        anemone(
+            &[
+                &[
+                    "decide", "-q", "--json", "-m", &bundle, "--engine", "emulator", "-s", &long, "-Q",
+                    questions,
+                ],
+                extra,
+            ]
+            .concat(),
+        )
+    };
+    ask(&[]).fails(1, &["question 'intent'", "holds 128", "--length", "--max-len 128"]);
+    assert_eq!(ask(&["--max-len", "128"]).json()["usage"]["truncated"], true);
+    let many: Vec<String> = (0..33).map(|i| format!("\"{i}\"")).collect();
+    let many =
+        format!(r#"{{"q": {{"type": "choice", "instructions": "?", "criteria": [{}]}}}}"#, many.join(","));
+    anemone(&["decide", "-q", "-m", &bundle, "--engine", "emulator", "-s", "x", "-Q", &many])
+        .fails(1, &["question 'q'", "33 options", "hold 32"]);
+    anemone(&["run", "-q", "-p", "x", "-m", &bundle]).fails(1, &["a decision model", "`decide`"]);
+
+    // A changed byte is found before anything runs.
+    let config = dir.path().join("b/rl_agent_config.json");
+    let text = std::fs::read_to_string(&config).unwrap().replace("1.243", "1.343");
+    std::fs::write(&config, text).unwrap();
+    decide(&["-m", &at("b"), "--engine", "emulator"]).fails(1, &["rl_agent_config.json", "hash"]);
+    let weights = dir.path().join("a/body.mlpackage/Data/com.apple.CoreML/weights/weight.bin");
+    let mut bytes = std::fs::read(&weights).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    std::fs::write(&weights, bytes).unwrap();
+    decide(&["-m", &bundle, "--engine", "emulator"]).fails(1, &["body.mlpackage", "hash"]);
+}
+
+#[test]
+fn plans_and_mistakes() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("b");
+    let out = out.to_str().unwrap();
+    let convert = |extra: &[&str]| anemone(&[&["convert", "-q", "--out", out][..], extra].concat());
+    let plan = convert(&[
+        "--decision",
+        "--length",
+        "512",
+        "--attention",
+        "tiled",
+        "--tile",
+        "64",
+        "--dry-run",
+        "--json",
+    ])
+    .json();
+    let attention = &plan["functions"][0]["attention_multiply_adds"];
+    // Two full layers and two of the head see 512 keys, four with a window up to 192.
+    let full = 4 * 512 * 512;
+    let tiles = 4 * 64 * (6 * 192 + 2 * 128);
+    assert_eq!(
+        *attention,
+        json!({"dense": 2 * 192 * (full + 4 * 512 * 512), "tiled": 2 * 192 * (full + tiles)})
+    );
+    assert_eq!((&plan["tile"], &plan["out"]), (&json!(64), &Value::Null));
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    let shown = convert(&["--decision", "--dry-run"]).ok().stdout;
+    assert!(shown.contains("L64: 64 tokens, ") && shown.contains("nothing was written"), "{shown}");
+
+    convert(&["--decision", "--ctx", "2048"]).fails(1, &["--ctx is for language models"]);
+    convert(&["--decision", "--silu", "exact"]).fails(1, &["--silu is for language models"]);
+    convert(&["--length", "64"]).fails(1, &["--length is for decision models", "--decision"]);
+    convert(&["-m", assets().to_str().unwrap(), "--decision"])
+        .fails(1, &["--decision is for decision models"]);
+    convert(&["--decision", "--tile", "64"]).fails(1, &["--tile", "--attention tiled"]);
+    convert(&["--decision", "--length", "16"]).fails(1, &["--length is 16", "32"]);
+    convert(&["--decision", "--length", "64", "--length", "64"]).fails(1, &["--length asks for 64 twice"]);
+    convert(&["--decision", "--attention", "tiled", "--tile", "0"]).fails(1, &["--tile is 0"]);
+    let Some(tiny) = shared("fixtures/laya-tiny/english") else { return };
+    let copy = dir.path().join("parallel");
+    for name in ["encoder", "tokenizer"] {
+        std::fs::create_dir_all(copy.join(name)).unwrap();
+    }
+    for (name, bytes) in files(&tiny) {
+        std::fs::write(copy.join(name), bytes).unwrap();
+    }
+    let config = copy.join("rl_agent_config.json");
+    let text = std::fs::read_to_string(&config).unwrap();
+    std::fs::write(&config, text.replacen('{', r#"{"option_layout": "parallel","#, 1)).unwrap();
+    convert(&["-m", copy.to_str().unwrap()]).fails(1, &["`option_layout` is `parallel`", "decide"]);
+}
+
+#[test]
+fn a_bundle_is_validated_against_its_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    anemone(&["convert", "-q", "--decision", "--out", &at("b"), "--length", "64", "--length", "96"]).ok();
+    let bundle = at("b");
+    let validate = |extra: &[&str]| anemone(&[&["validate", "-q", "--bundle", &bundle][..], extra].concat());
+    let report = validate(&["--json"]).json();
+    assert_eq!(
+        (&report["passed"], &report["rows"], &report["validated"]),
+        (&json!(true), &json!(32), &json!(32))
+    );
+    let error = report["max_probability_error"].as_f64().unwrap();
+    assert!(error > 0.0 && error < 0.02, "{report}");
+    assert_eq!(report["agreed"].as_u64().unwrap() + report["ties"].as_array().unwrap().len() as u64, 32);
+    let shown = validate(&["--profile", "f32"]).ok().stdout;
+    assert!(shown.contains("validated      32 of 32 rows") && shown.ends_with("passed\n"), "{shown}");
+    // Nearer than fp16 comes.
+    let strict = validate(&["--tolerance", "0.00001", "--json"]);
+    assert_eq!(strict.code, Some(1));
+    let strict: Value = serde_json::from_str(&strict.stdout).unwrap();
+    assert!(strict["passed"] == false && !strict["failures"].as_array().unwrap().is_empty());
+
+    let rows = at("rows.jsonl");
+    let long = "where is my parcel ".repeat(40);
+    let question = r#"{"type": "noul", "instructions": "Is something late?"}"#;
+    let line = |state: &str| format!("{{\"state\": \"{state}\", \"question\": {question}}}\n");
+    std::fs::write(&rows, line(&long)).unwrap();
+    let none = validate(&["--batch", &rows, "--json"]);
+    assert_eq!(none.code, Some(1), "nothing compared is no pass");
+    std::fs::write(&rows, line(&long) + &line("hi")).unwrap();
+    let report = validate(&["--batch", &rows, "--json"]).json();
+    assert_eq!((&report["rows"], &report["validated"]), (&json!(2), &json!(1)));
+    assert!(report["not_validated"][0].as_str().unwrap().contains("holds 96"), "{report}");
+    std::fs::write(&rows, "{}\n").unwrap();
+    validate(&["--batch", &rows]).fails(1, &["--batch", "line 1", "`state`"]);
+    validate(&["--engine", "cpu"]).fails(1, &["--engine cpu", "emulator"]);
+    validate(&["--tolerance", "0.6"]).fails(2, &["--tolerance", "below 0.5"]);
+    anemone(&["verify", "-q", "--bundle", &bundle]).fails(1, &["a decision model", "`validate`"]);
+    anemone(&["validate", "-q", "--bundle", assets().to_str().unwrap()])
+        .fails(1, &["--bundle", "not a bundle"]);
+
+    let other = at("other");
+    if let Some(tiny) = shared("fixtures/laya-tiny/english") {
+        validate(&["-m", tiny.to_str().unwrap()]).fails(1, &["not what the bundle was made from", "SHA-256"]);
+        anemone(&["convert", "-q", "-m", tiny.to_str().unwrap(), "--out", &other]).ok();
+        anemone(&["validate", "-q", "--bundle", &other]).fails(1, &["no reference", "--model"]);
+        let report =
+            anemone(&["validate", "-q", "--bundle", &other, "-m", tiny.to_str().unwrap(), "--json"]).json();
+        assert_eq!(report["passed"], true);
+    }
+}
