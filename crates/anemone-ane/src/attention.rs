@@ -156,22 +156,14 @@ fn heads_on_tokens(
     x: VarId,
     heads: usize,
     norm: Option<&Norm>,
-    (cos, sin): (VarId, VarId),
+    tables: (VarId, VarId),
 ) -> Result<VarId, Error> {
     let parts = g.split(&format!("{path}.split"), x, heads, 1)?;
     let mut x = g.concat(&format!("{path}.on_tokens"), parts, 3)?;
     if let Some(norm) = norm {
         x = g.rms_norm(&format!("{path}_norm"), x, norm)?;
     }
-    let halves = g.split(&format!("{path}.halves"), x, 2, 1)?;
-    let (a, b) = (halves[0], halves[1]);
-    let ac = g.mul(&format!("{path}.a_cos"), a, cos)?;
-    let bs = g.mul(&format!("{path}.b_sin"), b, sin)?;
-    let first = g.op("sub", &format!("{path}.first"), &[("x", ac.into()), ("y", bs.into())])?;
-    let bc = g.mul(&format!("{path}.b_cos"), b, cos)?;
-    let as_ = g.mul(&format!("{path}.a_sin"), a, sin)?;
-    let second = g.add(&format!("{path}.second"), bc, as_)?;
-    g.concat(&format!("{path}.rotated"), vec![first, second], 1)
+    g.rotate(path, x, tables)
 }
 
 impl Shared {

@@ -162,6 +162,24 @@ impl<'a, 'w> Graph<'a, 'w> {
         self.op("transpose", name, &[("x", x.into()), ("perm", Value::ints(&[0, 3, 2, 1]).into())])
     }
 
+    /// Turns channel i with channel i + D/2, both halves by the same tables.
+    pub(crate) fn rotate(
+        &mut self,
+        path: &str,
+        x: VarId,
+        (cos, sin): (VarId, VarId),
+    ) -> Result<VarId, Error> {
+        let halves = self.split(&format!("{path}.halves"), x, 2, 1)?;
+        let (a, b) = (halves[0], halves[1]);
+        let ac = self.mul(&format!("{path}.a_cos"), a, cos)?;
+        let bs = self.mul(&format!("{path}.b_sin"), b, sin)?;
+        let first = self.op("sub", &format!("{path}.first"), &[("x", ac.into()), ("y", bs.into())])?;
+        let bc = self.mul(&format!("{path}.b_cos"), b, cos)?;
+        let as_ = self.mul(&format!("{path}.a_sin"), a, sin)?;
+        let second = self.add(&format!("{path}.second"), bc, as_)?;
+        self.concat(&format!("{path}.rotated"), vec![first, second], 1)
+    }
+
     pub(crate) fn einsum(&mut self, name: &str, equation: &str, a: VarId, b: VarId) -> Result<VarId, Error> {
         self.op(
             "einsum",

@@ -198,8 +198,8 @@ fn attention(
         let n = |what: &str| format!("{m}.{what}_{h}");
         let (mut q, mut k, v) = (*q, *k, *v);
         if let Some(table) = table {
-            q = rotate(g, &n("q"), q, table)?;
-            k = rotate(g, &n("k"), k, table)?;
+            q = g.rotate(&n("q"), q, table)?;
+            k = g.rotate(&n("k"), k, table)?;
         }
         let k = g.turn(&n("keys"), k)?;
         let out = match (a.radius, shared.local) {
@@ -239,18 +239,6 @@ fn attend(
     let scores = g.add(&name("masked"), scores, mask)?;
     let p = g.op("softmax", &name("p"), &[("x", scores.into()), ("axis", Value::int(1).into())])?;
     g.einsum(&name("out"), "bchk,bkhq->bchq", v, p)
-}
-
-fn rotate(g: &mut Graph<'_, '_>, path: &str, x: VarId, (cos, sin): (VarId, VarId)) -> Result<VarId, Error> {
-    let halves = g.split(&format!("{path}.halves"), x, 2, 1)?;
-    let (a, b) = (halves[0], halves[1]);
-    let ac = g.mul(&format!("{path}.a_cos"), a, cos)?;
-    let bs = g.mul(&format!("{path}.b_sin"), b, sin)?;
-    let first = g.op("sub", &format!("{path}.first"), &[("x", ac.into()), ("y", bs.into())])?;
-    let bc = g.mul(&format!("{path}.b_cos"), b, cos)?;
-    let as_ = g.mul(&format!("{path}.a_sin"), a, sin)?;
-    let second = g.add(&format!("{path}.second"), bc, as_)?;
-    g.concat(&format!("{path}.rotated"), vec![first, second], 1)
 }
 
 fn gelu(g: &mut Graph<'_, '_>, name: &str, x: VarId) -> Result<VarId, Error> {

@@ -12,7 +12,7 @@ use crate::answer::Answer;
 use crate::calibration::Calibration;
 use crate::gate::Gate;
 use crate::graph::GraphScorer;
-use crate::prompt::{Limits, Prompt, StateTokens, Vocabulary};
+use crate::prompt::{Limits, Prompt, QuestionTokens, StateTokens, Vocabulary};
 use crate::question::Question;
 use crate::scorer::Scorer;
 use crate::value::Value;
@@ -162,10 +162,16 @@ impl Decider {
     ) -> Result<Vec<Decisions>> {
         let limits = self.limits_of(request)?;
         let mut prompts = Vec::new();
-        for (state, questions) in asked {
+        // States in a row are mostly asked the same; the questions are then tokenised once.
+        let mut last: (&[Question], Vec<QuestionTokens>) = (&[], Vec::new());
+        for &(state, questions) in asked {
             let tokens = self.vocabulary.state(state)?;
-            for question in *questions {
-                let prompt = self.vocabulary.prompt(question, &tokens, limits)?;
+            if questions != last.0 {
+                let read = questions.iter().map(|question| self.vocabulary.question(question, limits));
+                last = (questions, read.collect::<Result<_>>()?);
+            }
+            for (question, read) in questions.iter().zip(&last.1) {
+                let prompt = read.about(&tokens, limits)?;
                 let admitted = self.engine.admits(prompt.ids.len(), prompt.markers.len());
                 admitted.map_err(|problem| Error::question(&question.id, problem))?;
                 prompts.push(prompt);

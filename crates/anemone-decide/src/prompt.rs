@@ -44,6 +44,18 @@ pub struct StateTokens {
     keeps_end: bool,
 }
 
+/// A question as tokens, up to where the state begins.
+#[derive(Debug, Clone)]
+pub(crate) struct QuestionTokens {
+    id: String,
+    ids: Vec<u32>,
+    markers: Vec<usize>,
+    options_end: usize,
+    distinct_options: usize,
+    tokens_per_option: Option<usize>,
+    sep: u32,
+}
+
 /// A question about a state, ready for the model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prompt {
@@ -120,6 +132,11 @@ impl Vocabulary {
 
     /// The row of a question about a state.
     pub fn prompt(&self, question: &Question, state: &StateTokens, limits: Limits) -> Result<Prompt> {
+        self.question(question, limits)?.about(state, limits)
+    }
+
+    /// What the rows of a question begin with, whatever the state.
+    pub(crate) fn question(&self, question: &Question, limits: Limits) -> Result<QuestionTokens> {
         let mut spans = Vec::with_capacity(question.options.len());
         for option in question.slots() {
             let mut span = vec![self.mask];
@@ -156,28 +173,45 @@ impl Vocabulary {
         }
         let options_end = ids.len();
         ids.push(self.sep);
+        let id = question.id.clone();
+        Ok(QuestionTokens {
+            id,
+            ids,
+            markers,
+            options_end,
+            distinct_options,
+            tokens_per_option,
+            sep: self.sep,
+        })
+    }
+}
+
+impl QuestionTokens {
+    /// The row with a state; `limits` are those the question was made for.
+    pub(crate) fn about(&self, state: &StateTokens, limits: Limits) -> Result<Prompt> {
+        let (mut ids, mut markers) = (self.ids.clone(), self.markers.clone());
         let room = limits.max_len.saturating_sub(ids.len() + 1).min(state.ids.len());
         let kept = if state.keeps_end { &state.ids[state.ids.len() - room..] } else { &state.ids[..room] };
         ids.extend_from_slice(kept);
         ids.push(self.sep);
         ids.truncate(limits.max_len);
         markers.retain(|marker| *marker < limits.max_len);
-        if markers.len() < spans.len() {
+        if markers.len() < self.markers.len() {
             return Err(Error::Budget {
-                id: question.id.clone(),
+                id: self.id.clone(),
                 fit: markers.len(),
-                options: spans.len(),
+                options: self.markers.len(),
                 max_len: limits.max_len,
             });
         }
         Ok(Prompt {
             ids,
             markers,
-            options_end,
+            options_end: self.options_end,
             state_tokens: state.ids.len(),
             state_tokens_used: room,
-            distinct_options,
-            tokens_per_option,
+            distinct_options: self.distinct_options,
+            tokens_per_option: self.tokens_per_option,
         })
     }
 }
