@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use anemone_mil::{Arg, DataType, Program, Value, VarId};
-use anemone_models::{EncoderLayer, Laya, LayerNorm, MlpActivation};
+use anemone_models::{EncoderLayer, Laya, LayerNorm, MlpActivation, Rope};
+
+use serde::{Deserialize, Serialize};
 
 use crate::graph::{Graph, Role};
 use crate::weights::Table;
@@ -38,21 +40,42 @@ pub struct LayaOptions {
     pub local: LocalAttention,
     /// Type of inputs, weights and results: fp16 for the Neural Engine, fp32 to compare with.
     pub precision: DataType,
+    /// A second function of each length, for several questions in one row.
+    pub pack: bool,
+}
+
+/// Functions of a length, by their names in the package.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayaFunctions {
+    /// Tokens of a row, padding included.
+    pub length: usize,
+    /// For a row of one question.
+    pub name: String,
+    /// For a row of several, where the conversion was asked for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub packed: Option<String>,
 }
 
 impl LayaOptions {
-    /// Name of the function for a length.
-    pub fn function(length: usize) -> String {
-        format!("L{length}")
+    /// The functions of each length, in order; one that is alone is called `main`.
+    pub fn functions(&self) -> Vec<LayaFunctions> {
+        let alone = self.lengths.len() == 1 && !self.pack;
+        let of = |length: &usize| LayaFunctions {
+            length: *length,
+            name: if alone { "main".to_owned() } else { format!("L{length}") },
+            packed: self.pack.then(|| format!("L{length}_packed")),
+        };
+        self.lengths.iter().map(of).collect()
     }
 
     fn check(&self, laya: &Laya) -> Result<(), Error> {
         let bad = |option, problem: String| Err(Error::Option { option, problem });
         let max = laya.encoder.max_position_embeddings;
-        if self.lengths.is_empty() || self.lengths.len() > LENGTHS {
+        let (most, each) = if self.pack { (LENGTHS / 2, " with --pack") } else { (LENGTHS, "") };
+        if self.lengths.is_empty() || self.lengths.len() > most {
             return bad(
                 "--length",
-                format!("asks for {} functions; give 1 to {LENGTHS} lengths", self.lengths.len()),
+                format!("asks for {} lengths; give 1 to {most}{each}", self.lengths.len()),
             );
         }
         for (i, length) in self.lengths.iter().enumerate() {
@@ -71,20 +94,48 @@ impl LayaOptions {
         {
             return bad("--tile", "is 0; a tile holds at least one query".to_owned());
         }
-        if self.spec_version < 9 && self.lengths.len() > 1 {
+        if self.spec_version < 9 && (self.lengths.len() > 1 || self.pack) {
             return bad(
                 "--target",
-                "before macOS 15 cannot hold several functions; convert one length at a time".to_owned(),
+                "before macOS 15 cannot hold several functions; convert one length at a time, without --pack"
+                    .to_owned(),
             );
         }
         Ok(())
     }
 }
 
+/// The rotations of a model's layers, each once, in the order of the layers that have it first.
+///
+/// The i-th is that of the inputs `cos_i` and `sin_i` of functions for several questions.
+pub fn rotations(laya: &Laya) -> Vec<Rope> {
+    let mut found: Vec<Rope> = Vec::new();
+    for rope in laya.encoder.layers.iter().filter_map(|l| l.attention.rope) {
+        if !found.contains(&rope) {
+            found.push(rope);
+        }
+    }
+    found
+}
+
+/// Cosines and sines of the positions, each `[1, dim / 2, 1, positions]`.
+pub fn rotary_tables(rope: &Rope, positions: &[usize]) -> (Vec<f32>, Vec<f32>) {
+    let frequencies = rope.frequencies();
+    let angles: Vec<f64> =
+        (frequencies.iter()).flat_map(|f| positions.iter().map(move |p| f64::from(*p as f32 * f))).collect();
+    let of = |f: fn(f64) -> f64| angles.iter().map(|a| f(*a) as f32).collect();
+    (of(f64::cos), of(f64::sin))
+}
+
 /// Lowers everything between the embedding table and the action head.
 ///
 /// Inputs: `embeddings [1, C, 1, L]`, rows of the table; `full_mask` and `local_mask [1, L, 1, L]`, key by query, additive;
 /// `type_vectors [1, C, 1, 1]`; `marker_map [1, L, 1, 32]`, one-hot. Outputs: `logits [1, 1, 1, 32]` and `cls [1, C, 1, 1]`.
+///
+/// A function for several questions, one after the other, shares the option slots out among them. `type_vectors` are
+/// `[1, C, 1, L]`, and there are more inputs: `cos_i` and `sin_i [1, D / 2, 1, L]` for each of the [`rotations`], and
+/// `first_map [1, L, 1, 32]`, one-hot, the first token of each question. `cls` is `[1, C, 1, 32]`, a column for each.
+///
 /// With the program comes where each of its weights lies in the checkpoint; rotary tables lie nowhere.
 pub fn lower_laya(
     laya: &Laya,
@@ -94,17 +145,18 @@ pub fn lower_laya(
     options.check(laya)?;
     let mut table = Table::with_type(load, options.precision);
     let mut functions = BTreeMap::new();
-    // A package of one function calls it `main`.
-    let alone = options.lengths.len() == 1;
-    let name = |length: usize| if alone { "main".to_owned() } else { LayaOptions::function(length) };
-    for length in &options.lengths {
-        let graph = Graph::new(&name(*length), options.spec_version, *length, Rules::none(), &mut table);
-        functions.insert(name(*length), body(graph, laya, options.local)?);
+    let names = options.functions();
+    for of in &names {
+        for (name, packed) in [(Some(&of.name), false), (of.packed.as_ref(), true)] {
+            let Some(name) = name else { continue };
+            let graph = Graph::new(name, options.spec_version, of.length, Rules::none(), &mut table);
+            functions.insert(name.clone(), body(graph, laya, options.local, packed)?);
+        }
     }
     let program = Program {
         spec_version: options.spec_version,
         functions,
-        default_function: name(options.lengths[0]),
+        default_function: names[0].name.clone(),
         weights: std::mem::take(&mut table.weights),
         metadata: BTreeMap::new(),
     };
@@ -115,8 +167,8 @@ pub fn lower_laya(
 struct Shared {
     full_mask: VarId,
     local_mask: VarId,
-    /// Rotary tables of each frequency base in use: (theta bits, dim, cos, sin).
-    tables: Vec<(u32, usize, VarId, VarId)>,
+    /// Cosines and sines of each rotation in use.
+    tables: Vec<(Rope, VarId, VarId)>,
     /// Parts of the local mask by tile.
     tiles: Vec<Tile>,
     local: LocalAttention,
@@ -129,14 +181,28 @@ struct Tile {
     mask: VarId,
 }
 
-fn body(mut g: Graph<'_, '_>, laya: &Laya, local: LocalAttention) -> Result<anemone_mil::Function, Error> {
+fn body(
+    mut g: Graph<'_, '_>,
+    laya: &Laya,
+    local: LocalAttention,
+    packed: bool,
+) -> Result<anemone_mil::Function, Error> {
     let (hidden, length) = (laya.encoder.hidden_size, g.tokens);
     let embeddings = g.input("embeddings", [1, hidden, 1, length])?;
     let full_mask = g.input("full_mask", [1, length, 1, length])?;
     let local_mask = g.input("local_mask", [1, length, 1, length])?;
-    let types = g.input("type_vectors", [1, hidden, 1, 1])?;
+    let types = g.input("type_vectors", [1, hidden, 1, if packed { length } else { 1 }])?;
     let markers = g.input("marker_map", [1, length, 1, OPTION_SLOTS])?;
     let mut shared = Shared { full_mask, local_mask, tables: Vec::new(), tiles: Vec::new(), local };
+    let mut firsts = None;
+    if packed {
+        firsts = Some(g.input("first_map", [1, length, 1, OPTION_SLOTS])?);
+        for (i, rope) in rotations(laya).into_iter().enumerate() {
+            let shape = [1, rope.dim / 2, 1, length];
+            let (cos, sin) = (g.input(&format!("cos_{i}"), shape)?, g.input(&format!("sin_{i}"), shape)?);
+            shared.tables.push((rope, cos, sin));
+        }
+    }
     let mut x = layer_norm(&mut g, "encoder.embeddings.norm", embeddings, &laya.encoder.embedding_norm)?;
     for l in &laya.encoder.layers {
         x = layer(&mut g, &mut shared, x, l)?;
@@ -151,7 +217,10 @@ fn body(mut g: Graph<'_, '_>, laya: &Laya, local: LocalAttention) -> Result<anem
     let dense = g.linear("scorer.1", marked, &laya.scorer.dense, Role::Other)?;
     let active = gelu(&mut g, "scorer.2", dense)?;
     let logits = g.linear("logits", active, &laya.scorer.out, Role::Other)?;
-    let cls = g.columns("cls", x, 0, 1)?;
+    let cls = match firsts {
+        Some(firsts) => g.einsum("cls", "bchk,bkhq->bchq", x, firsts)?,
+        None => g.columns("cls", x, 0, 1)?,
+    };
     g.finish(&[logits, cls])
 }
 
@@ -269,23 +338,18 @@ fn layer_norm(g: &mut Graph<'_, '_>, path: &str, x: VarId, norm: &LayerNorm) -> 
 
 impl Shared {
     /// Cosines and sines of every position, `[1, D/2, 1, L]`, once for each rotation.
-    fn table(&mut self, g: &mut Graph<'_, '_>, rope: &anemone_models::Rope) -> Result<(VarId, VarId), Error> {
-        let known =
-            self.tables.iter().find(|(theta, dim, ..)| (*theta, *dim) == (rope.theta.to_bits(), rope.dim));
-        if let Some((_, _, cos, sin)) = known {
+    fn table(&mut self, g: &mut Graph<'_, '_>, rope: &Rope) -> Result<(VarId, VarId), Error> {
+        if let Some((_, cos, sin)) = self.tables.iter().find(|(known, ..)| known == rope) {
             return Ok((*cos, *sin));
         }
-        let frequencies = rope.frequencies();
-        let angles: Vec<f64> =
-            (frequencies.iter()).flat_map(|f| (0..g.tokens).map(move |p| f64::from(p as f32 * f))).collect();
-        let shape = vec![1, frequencies.len(), 1, g.tokens];
+        let (cos, sin) = rotary_tables(rope, &(0..g.tokens).collect::<Vec<_>>());
+        let shape = vec![1, rope.dim / 2, 1, g.tokens];
         let i = self.tables.len();
-        let of = |f: fn(f64) -> f64| -> Vec<f32> { angles.iter().map(|a| f(*a) as f32).collect() };
         let (cos_name, sin_name) = (format!("cos_{i}_{}", g.tokens), format!("sin_{i}_{}", g.tokens));
-        let cos = g.table().made(&cos_name, &of(f64::cos), shape.clone());
-        let sin = g.table().made(&sin_name, &of(f64::sin), shape);
+        let cos = g.table().made(&cos_name, &cos, shape.clone());
+        let sin = g.table().made(&sin_name, &sin, shape);
         let (cos, sin) = (g.weight(&format!("cos_{i}"), cos)?, g.weight(&format!("sin_{i}"), sin)?);
-        self.tables.push((rope.theta.to_bits(), rope.dim, cos, sin));
+        self.tables.push((*rope, cos, sin));
         Ok((cos, sin))
     }
 

@@ -25,7 +25,10 @@ mod weights;
 pub use chunk::lower_chunk;
 pub use error::Error;
 pub use head::lower_head;
-pub use laya::{LayaOptions, LocalAttention, OPTION_SLOTS, lower_laya, multiply_adds};
+pub use laya::{
+    LayaFunctions, LayaOptions, LocalAttention, OPTION_SLOTS, lower_laya, multiply_adds, rotary_tables,
+    rotations,
+};
 pub use options::{CacheKind, MASKED, Options, Pass, Rules, Silu};
 pub use plan::{CachePlan, ChunkPlan, Plan, StatePlan, plan};
 pub use weights::{Load, WeightRecord, beyond_fp16};

@@ -95,16 +95,19 @@ fn decision_models_lower_and_read_back() {
         let checkpoint = DecisionCheckpoint::open(&shared.join(dir)).unwrap();
         let weights = checkpoint.weights();
         let laya = Laya::load(checkpoint.agent_config(), checkpoint.encoder_config(), &*weights).unwrap();
-        for (kind, lengths, local) in [
-            ("one", vec![96], LocalAttention::Dense),
-            ("lengths", vec![64, 96, 256], LocalAttention::Dense),
-            ("tiled", vec![64, 256], LocalAttention::Tiled(64)),
+        for (kind, lengths, local, pack) in [
+            ("one", vec![96], LocalAttention::Dense, false),
+            ("lengths", vec![64, 96, 256], LocalAttention::Dense, false),
+            ("tiled", vec![64, 256], LocalAttention::Tiled(64), false),
+            ("packed", vec![64, 96], LocalAttention::Dense, true),
+            ("packed-tiled", vec![256], LocalAttention::Tiled(64), true),
         ] {
             let options = LayaOptions {
                 lengths: lengths.clone(),
                 spec_version: 9,
                 local,
                 precision: DataType::Float16,
+                pack,
             };
             let (program, records) = lower_laya(&laya, &|w| w.load(&*weights), &options).unwrap();
             assert_eq!(records.len(), program.weights.len());
@@ -136,7 +139,7 @@ fn lengths_that_cannot_be_are_refused() {
     let weights = checkpoint.weights();
     let laya = Laya::load(checkpoint.agent_config(), checkpoint.encoder_config(), &*weights).unwrap();
     for (lengths, spec_version, tile, expected) in [
-        (vec![], 9, 64, "--length asks for 0 functions"),
+        (vec![], 9, 64, "--length asks for 0 lengths"),
         (vec![16], 9, 64, "--length is 16"),
         (vec![1 << 20], 9, 64, "--length is 1048576"),
         (vec![64, 64], 9, 64, "asks for 64 twice"),
@@ -144,7 +147,7 @@ fn lengths_that_cannot_be_are_refused() {
         (vec![64, 96], 8, 64, "--target before macOS 15"),
     ] {
         let local = LocalAttention::Tiled(tile);
-        let options = LayaOptions { lengths, spec_version, local, precision: DataType::Float16 };
+        let options = LayaOptions { lengths, spec_version, local, precision: DataType::Float16, pack: false };
         let error = lower_laya(&laya, &|w| w.load(&*weights), &options).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }

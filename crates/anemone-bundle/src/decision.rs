@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use anemone_ane::LayaFunctions;
 use anemone_checkpoint::DecisionCheckpoint;
 use anemone_tensor::Bytes;
 use serde::{Deserialize, Serialize};
@@ -37,7 +38,7 @@ pub struct DecisionManifest {
     /// Choices of the conversion.
     pub options: DecisionOptions,
     /// The functions of the package, shortest first.
-    pub functions: Vec<DecisionFunction>,
+    pub functions: Vec<LayaFunctions>,
     /// The one package.
     pub packages: Vec<PackageEntry>,
     /// Tensors the host reads itself.
@@ -59,15 +60,6 @@ pub struct DecisionOptions {
     pub option_slots: usize,
     /// Specification version of the package.
     pub spec_version: i32,
-}
-
-/// A function for rows of up to a number of tokens.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DecisionFunction {
-    /// Tokens of a row, padding included.
-    pub length: usize,
-    /// Its name in the package.
-    pub name: String,
 }
 
 /// A decision model's bundle on disk.
@@ -112,9 +104,11 @@ impl DecisionBundle {
             }
         }
         for (i, function) in functions.iter().enumerate() {
-            if !package.functions.contains_key(&function.name) {
-                let problem = format!("is `{}`, which packages[0] does not have", function.name);
-                return wrong(&format!("functions[{i}].name"), problem);
+            for (key, name) in [("name", Some(&function.name)), ("packed", function.packed.as_ref())] {
+                if let Some(name) = name.filter(|name| !package.functions.contains_key(*name)) {
+                    let problem = format!("is `{name}`, which packages[0] does not have");
+                    return wrong(&format!("functions[{i}].{key}"), problem);
+                }
             }
         }
         Ok(())

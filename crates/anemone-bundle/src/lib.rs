@@ -17,8 +17,8 @@ mod writer;
 
 pub use bundle::Bundle;
 pub use decision::{
-    DECISION_FILES, DECISION_FORMAT, DECISION_FORMAT_VERSION, DecisionBundle, DecisionFunction,
-    DecisionManifest, DecisionOptions,
+    DECISION_FILES, DECISION_FORMAT, DECISION_FORMAT_VERSION, DecisionBundle, DecisionManifest,
+    DecisionOptions,
 };
 pub use error::Error;
 pub use hash::{content_hash, file_hash, file_sha256, package_hash, sha256};

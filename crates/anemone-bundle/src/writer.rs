@@ -3,15 +3,13 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use anemone_ane::{Options, Plan, WeightRecord, beyond_fp16};
+use anemone_ane::{LayaFunctions, Options, Plan, WeightRecord, beyond_fp16};
 use anemone_mil::{Program, Type, write_package};
 use anemone_tensor::{Bytes, DType, Tensor, append_fp16};
 use serde::Serialize;
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::decision::{
-    DECISION_FORMAT, DECISION_FORMAT_VERSION, DecisionFunction, DecisionManifest, DecisionOptions,
-};
+use crate::decision::{DECISION_FORMAT, DECISION_FORMAT_VERSION, DecisionManifest, DecisionOptions};
 use crate::hash::digits;
 use crate::manifest::{
     FORMAT, FORMAT_VERSION, FunctionEntry, HostTensor, Manifest, PackageEntry, Piece, Port, Role, Source,
@@ -198,7 +196,7 @@ impl Writer {
         mut self,
         source: Source,
         options: DecisionOptions,
-        functions: Vec<DecisionFunction>,
+        functions: Vec<LayaFunctions>,
         tensors: BTreeMap<String, Vec<usize>>,
         written_by: &str,
     ) -> Result<DecisionManifest, Error> {

@@ -122,6 +122,12 @@ impl Decider {
         &mut *self.engine
     }
 
+    /// Lets the questions of a call share rows from now on; an error when the engine has no use for it or the bundle no
+    /// functions for it. Answers stay what they are.
+    pub fn pack(&mut self) -> Result<()> {
+        self.engine.pack()
+    }
+
     /// The tokenizer and its special tokens.
     pub fn vocabulary(&self) -> &Vocabulary {
         &self.vocabulary

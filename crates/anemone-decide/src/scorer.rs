@@ -5,7 +5,7 @@ use std::fmt;
 use anemone_cpu::{LayaEngine, Row, Scores};
 use anemone_models::Laya;
 
-use crate::Result;
+use crate::{Error, Result};
 
 /// An engine for decision models: the native one, or a [`GraphScorer`](crate::GraphScorer).
 pub trait Scorer: fmt::Debug + Send {
@@ -17,6 +17,9 @@ pub trait Scorer: fmt::Debug + Send {
 
     /// Scores of every row, in order.
     fn score(&mut self, rows: &[Row<'_>]) -> Result<Vec<Scores>>;
+
+    /// Lets rows share passes from now on; an error when it cannot, or need not, run several as one.
+    fn pack(&mut self) -> Result<()>;
 
     /// The mean over its tokens of the encoder's output for each text, given as its token ids.
     fn embed(&mut self, texts: &[&[u32]]) -> Result<Vec<Vec<f32>>>;
@@ -38,6 +41,12 @@ impl Scorer for LayaEngine {
 
     fn score(&mut self, rows: &[Row<'_>]) -> Result<Vec<Scores>> {
         Ok(LayaEngine::score(self, rows)?)
+    }
+
+    fn pack(&mut self) -> Result<()> {
+        let problem = "is for bundles on an engine that runs their package: the native engine runs rows of different lengths \
+                       without padding; leave it out, or use --engine emulator";
+        Err(Error::Argument { name: "--pack", problem: problem.to_owned() })
     }
 
     fn embed(&mut self, texts: &[&[u32]]) -> Result<Vec<Vec<f32>>> {

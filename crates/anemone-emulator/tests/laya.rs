@@ -34,7 +34,7 @@ fn laya(dir: &Path) -> (DecisionCheckpoint, Laya) {
 fn lower(dir: &Path, lengths: &[usize], local: LocalAttention, precision: DataType) -> Program {
     let (checkpoint, laya) = laya(dir);
     let weights = checkpoint.weights();
-    let options = LayaOptions { lengths: lengths.to_vec(), spec_version: 9, local, precision };
+    let options = LayaOptions { lengths: lengths.to_vec(), spec_version: 9, local, precision, pack: false };
     lower_laya(&laya, &|w| w.load(&*weights), &options).unwrap().0
 }
 
@@ -74,7 +74,7 @@ fn recorded_bodies() {
         let (logits, cls) = (recorded.get("logits"), recorded.get("cls"));
         // Both a program of its own and one of several over the same weights.
         for (lengths, function) in
-            [(vec![length], "main".to_owned()), (vec![64, length], LayaOptions::function(length))]
+            [(vec![length], "main".to_owned()), (vec![64, length], format!("L{length}"))]
         {
             let program = lower(&dir.join(name), &lengths, LocalAttention::Dense, DataType::Float32);
             let exact = run(&program, &function, Profile::F32, &inputs);
@@ -194,8 +194,13 @@ fn the_published_multilingual_shape() {
     let encoder = json!({"hidden_size": 768, "intermediate_size": 1152, "num_hidden_layers": 22,
         "num_attention_heads": 12, "vocab_size": 256_000});
     let laya = Laya::describe(agent.as_object().unwrap(), encoder.as_object().unwrap()).unwrap();
-    let options =
-        |local| LayaOptions { lengths: vec![96], spec_version: 9, local, precision: DataType::Float16 };
+    let options = |local| LayaOptions {
+        lengths: vec![96],
+        spec_version: 9,
+        local,
+        precision: DataType::Float16,
+        pack: false,
+    };
     // Nothing is written, so the numbers do not matter.
     let load = |w: &anemone_models::WeightRef| {
         let bytes = vec![0; w.shape.numel() * 2];

@@ -91,6 +91,9 @@ pub(crate) struct Args {
     /// Queries of a tile of --attention tiled [default: 128]
     #[arg(long, value_name = "N", help_heading = "Decision models", allow_negative_numbers = true)]
     tile: Option<usize>,
+    /// Add to each length a function for several questions in one row, which decide --pack uses
+    #[arg(long, help_heading = "Decision models")]
+    pack: bool,
     /// Show the plan, sizes, memory and limits; write nothing
     #[arg(long)]
     dry_run: bool,
@@ -220,6 +223,7 @@ fn open(args: &Args, shell: &Shell) -> Result<Option<Checkpoint>> {
         ("--length", !args.length.is_empty()),
         ("--attention", args.attention.is_some()),
         ("--tile", args.tile.is_some()),
+        ("--pack", args.pack),
     ];
     if let Some((flag, _)) = given.into_iter().find(|(_, given)| *given) {
         bail!(

@@ -123,6 +123,9 @@ pub(crate) struct Args {
     /// Arithmetic of the emulator [default: fp16]
     #[arg(long, value_name = "PROFILE")]
     profile: Option<ProfileName>,
+    /// Let questions share a row of the bundle's functions, which convert --pack makes; the answers are the same
+    #[arg(long)]
+    pack: bool,
     #[command(flatten)]
     hub: HubArgs,
 }

@@ -105,6 +105,39 @@ fn the_built_in_decision_model_as_a_bundle() {
 }
 
 #[test]
+fn questions_share_rows() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let convert = |out: &str, extra: &[&str]| {
+        let base =
+            ["convert", "-q", "--decision", "--out", out, "--length", "64", "--length", "128", "--json"];
+        anemone(&[&base[..], extra].concat()).json()
+    };
+    let (plain, packing) = (convert(&at("plain"), &[]), convert(&at("packing"), &["--pack"]));
+    assert_eq!(packing["functions"][1]["packed"]["name"], "L128_packed");
+    assert_eq!(plain["functions"][1]["packed"], Value::Null);
+    // The weights are stored once; what is more is the program's text.
+    assert_eq!(packing["weight_bytes"], plain["weight_bytes"]);
+    let line = r#"{"state": "where is my parcel", "questions": {
+        "topic": {"type": "choice", "instructions": "What is it about?", "criteria": ["a parcel", "money"]},
+        "mood": {"type": "score", "instructions": "How angry is the sender?", "criteria": ["calm", "furious"]},
+        "late": {"type": "noul", "instructions": "Is something late?"}}}"#;
+    let lines = at("lines.jsonl");
+    std::fs::write(&lines, format!("{}\n", line.replace('\n', " ")).repeat(2)).unwrap();
+    let decide = |model: &str, extra: &[&str]| {
+        let base = ["decide", "-q", "-m", model, "--batch", &lines, "--engine", "emulator", "--raw"];
+        anemone(&[&base[..], extra].concat())
+    };
+    let rows = |extra: &[&str]| decide(&at("packing"), extra).ok().stdout;
+    // Not a bit of a score differs.
+    assert_eq!(rows(&["--profile", "f32", "--pack"]), rows(&["--profile", "f32"]));
+    assert_eq!(rows(&["--pack"]), rows(&[]));
+    decide(&at("plain"), &["--pack"]).fails(1, &["no functions for several questions", "convert", "--pack"]);
+    anemone(&["decide", "-q", "--pack"]).fails(1, &["--pack", "without padding", "--engine emulator"]);
+    anemone(&["convert", "-q", "--out", &at("c"), "--pack"]).fails(1, &["--pack is for decision models"]);
+}
+
+#[test]
 fn plans_and_mistakes() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("b");

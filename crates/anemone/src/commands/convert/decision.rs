@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anemone_ane::{LayaOptions, LocalAttention, OPTION_SLOTS, lower_laya, multiply_adds};
-use anemone_bundle::{DECISION_FILES, DecisionFunction, DecisionOptions, Role, Source, Writer, file_sha256};
+use anemone_ane::{LayaFunctions, LayaOptions, LocalAttention, OPTION_SLOTS, lower_laya, multiply_adds};
+use anemone_bundle::{DECISION_FILES, DecisionOptions, Role, Source, Writer, file_sha256};
 use anemone_checkpoint::DecisionCheckpoint;
 use anemone_decide::{Calibration, Vocabulary};
 use anemone_mil::{DataType, Program};
@@ -68,7 +68,7 @@ pub(super) fn run(args: &Args, start: Instant, shell: &Shell) -> Result<ExitCode
         option_slots: OPTION_SLOTS,
         spec_version: options.spec_version,
     };
-    writer.finish_decision(source, kept, functions(&options), tensors, &written_by)?;
+    writer.finish_decision(source, kept, options.functions(), tensors, &written_by)?;
     let seconds = Some(start.elapsed().as_secs_f64());
     report(args, &checkpoint, &laya, &options, &program, host_bytes, seconds)?;
     Ok(ExitCode::SUCCESS)
@@ -82,14 +82,13 @@ fn options(args: &Args) -> Result<LayaOptions> {
     };
     let mut lengths = if args.length.is_empty() { LENGTHS.to_vec() } else { args.length.clone() };
     lengths.sort_unstable();
-    Ok(LayaOptions { lengths, spec_version: args.target.spec_version(), local, precision: DataType::Float16 })
-}
-
-/// One function for each length, by the names the lowering gives them.
-fn functions(options: &LayaOptions) -> Vec<DecisionFunction> {
-    let alone = options.lengths.len() == 1;
-    let name = |length| if alone { "main".to_owned() } else { LayaOptions::function(length) };
-    options.lengths.iter().map(|length| DecisionFunction { length: *length, name: name(*length) }).collect()
+    Ok(LayaOptions {
+        lengths,
+        spec_version: args.target.spec_version(),
+        local,
+        precision: DataType::Float16,
+        pack: args.pack,
+    })
 }
 
 fn tile(local: LocalAttention) -> Option<usize> {
@@ -117,19 +116,21 @@ fn report(
     let weight_bytes: usize = program.weights.iter().map(|w| 2 * w.ty.shape.iter().product::<usize>()).sum();
     // Tiles as large as asked for, or as they would be.
     let tiles = LocalAttention::Tiled(tile(options.local).unwrap_or(TILE));
-    let of = |function: &DecisionFunction| {
-        let operations: usize =
-            program.functions.get(&function.name).map_or(0, |f| f.op_counts().values().sum());
+    let operations_of =
+        |name: &str| -> usize { program.functions.get(name).map_or(0, |f| f.op_counts().values().sum()) };
+    let of = |function: &LayaFunctions| {
+        let operations = operations_of(&function.name);
         let (linear, dense) = multiply_adds(laya, function.length, LocalAttention::Dense);
         (operations, linear, dense, multiply_adds(laya, function.length, tiles).1)
     };
-    let functions = functions(options);
+    let functions = options.functions();
     if args.json {
         let rows: Vec<serde_json::Value> = (functions.iter())
             .map(|f| {
                 let (operations, linear, dense, tiled) = of(f);
                 json!({"name": f.name, "length": f.length, "operations": operations, "linear_multiply_adds": linear,
-                    "attention_multiply_adds": {"dense": dense, "tiled": tiled}})
+                    "attention_multiply_adds": {"dense": dense, "tiled": tiled},
+                    "packed": f.packed.as_ref().map(|name| json!({"name": name, "operations": operations_of(name)}))})
             })
             .collect();
         return output::json(&json!({
@@ -157,6 +158,12 @@ fn report(
             millions(dense),
             millions(tiled)
         ));
+        if let Some(name) = &f.packed {
+            lines.push(format!(
+                "           {name}: several questions in a row, {} operations",
+                operations_of(name)
+            ));
+        }
     }
     lines.push(match tile(options.local) {
         None => "attention  dense".to_owned(),

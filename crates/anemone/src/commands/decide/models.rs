@@ -58,17 +58,22 @@ impl Models {
         if profile.is_some() {
             paths.iter().try_for_each(|(_, path)| emulated::bundle(Some(path)).map(drop))?;
         }
+        let pack = args.pack;
         let load = move |name: &str, repo: &str| {
             let path = paths.iter().find(|(known, _)| known == name).map(|(_, path)| path.as_path());
             let path = path.unwrap_or(std::path::Path::new(repo));
-            match (DecisionBundle::is_at(path), profile) {
+            let mut decider = match (DecisionBundle::is_at(path), profile) {
                 (true, Some(profile)) => {
                     let emulator = Emulator::new(profile, options.threads);
                     Decider::open(DecisionBundle::open(path)?, Box::new(emulator))
                 }
                 (true, None) => Decider::load(&DecisionBundle::open(path)?.checkpoint()?, options),
                 (false, _) => Decider::load(&DecisionCheckpoint::open(path)?, options),
+            }?;
+            if pack {
+                decider.pack()?;
             }
+            Ok(decider)
         };
         let hints = Hints {
             model: None,
@@ -144,6 +149,9 @@ fn decider(args: &Args, place: Option<&String>, shell: &Shell) -> Result<Decider
         let checkpoint = model::open_decision(&place, shell)?;
         Decider::load(&checkpoint, options(args)).with_context(|| checkpoint.name().to_owned())?
     };
+    if args.pack {
+        decider.pack()?;
+    }
     if args.bf16 && !decider.engine().has_reduced_products() && !shell.quiet {
         output::note("this processor has no bf16 products; f32 is used");
     }

@@ -2,14 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed expectation is a failed test")]
 
+mod packing;
+
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anemone_ane::{LayaOptions, LocalAttention, OPTION_SLOTS, WeightRecord, lower_laya};
-use anemone_bundle::{
-    DECISION_FILES, DecisionBundle, DecisionFunction, DecisionOptions, Role, Source, Writer,
-};
+use anemone_bundle::{DECISION_FILES, DecisionBundle, DecisionOptions, Role, Source, Writer};
 use anemone_checkpoint::DecisionCheckpoint;
 use anemone_decide::{Decider, Decisions, Question, Request, Value};
 use anemone_emulator::{Emulator, Profile};
@@ -26,26 +26,31 @@ fn shared(path: &str) -> Option<PathBuf> {
     Some(dir)
 }
 
+fn options(tile: Option<usize>) -> LayaOptions {
+    let local = tile.map_or(LocalAttention::Dense, LocalAttention::Tiled);
+    LayaOptions { lengths: Vec::new(), spec_version: 9, local, precision: DataType::Float16, pack: false }
+}
+
 fn lower(
     dir: &Path,
     lengths: &[usize],
     tile: Option<usize>,
     precision: DataType,
+    pack: bool,
 ) -> (Program, Vec<Option<WeightRecord>>) {
     let checkpoint = DecisionCheckpoint::open(dir).unwrap();
     let weights = checkpoint.weights();
     let laya = Laya::load(checkpoint.agent_config(), checkpoint.encoder_config(), &*weights).unwrap();
-    let local = tile.map_or(LocalAttention::Dense, LocalAttention::Tiled);
-    let options = LayaOptions { lengths: lengths.to_vec(), spec_version: 9, local, precision };
+    let options = LayaOptions { lengths: lengths.to_vec(), precision, pack, ..options(tile) };
     lower_laya(&laya, &|w| w.load(&*weights), &options).unwrap()
 }
 
 /// Converts a checkpoint as the command does.
-fn convert(dir: &Path, out: &Path, lengths: &[usize], tile: Option<usize>) -> DecisionBundle {
+fn convert(dir: &Path, out: &Path, lengths: &[usize], tile: Option<usize>, pack: bool) -> DecisionBundle {
     let checkpoint = DecisionCheckpoint::open(dir).unwrap();
     let weights = checkpoint.weights();
     let laya = Laya::load(checkpoint.agent_config(), checkpoint.encoder_config(), &*weights).unwrap();
-    let (program, records) = lower(dir, lengths, tile, DataType::Float16);
+    let (program, records) = lower(dir, lengths, tile, DataType::Float16, pack);
     let mut writer = Writer::create(out, false).unwrap();
     writer.add(writer.package("body.mlpackage", Role::Body, &program, records).unwrap());
     for (name, weight) in laya.host_weights() {
@@ -55,9 +60,8 @@ fn convert(dir: &Path, out: &Path, lengths: &[usize], tile: Option<usize>) -> De
     for (kept, name) in DECISION_FILES {
         writer.file(kept, &checkpoint.file(name).unwrap().unwrap()).unwrap();
     }
-    let alone = lengths.len() == 1;
-    let name = |l: usize| if alone { "main".to_owned() } else { LayaOptions::function(l) };
-    let functions = lengths.iter().map(|l| DecisionFunction { length: *l, name: name(*l) }).collect();
+    let options = LayaOptions { lengths: lengths.to_vec(), pack, ..options(tile) };
+    let functions = options.functions();
     let tensors = laya.weights().into_iter().map(|w| (w.name.clone(), w.shape.to_vec())).collect();
     let source = Source { name: "fixture".into(), model_type: "laya".into(), sha256: BTreeMap::new() };
     let options = DecisionOptions { tile, option_slots: OPTION_SLOTS, spec_version: 9 };
@@ -125,10 +129,10 @@ fn bundles_answer_as_their_checkpoints_do() {
         let scratch = tempfile::tempdir().unwrap();
         for (i, (lengths, tile)) in [(&[64, 96, 192][..], None), (&[192], Some(32))].into_iter().enumerate() {
             assert!(longest <= 192, "{longest}");
-            let bundle = convert(&dir, &scratch.path().join(i.to_string()), lengths, tile);
+            let bundle = convert(&dir, &scratch.path().join(i.to_string()), lengths, tile, false);
             // The body with f32 constants: what is left is the order of sums, and that the host's part is right.
             let wide = scratch.path().join(format!("{i}.mlpackage"));
-            write_package(&lower(&dir, lengths, tile, DataType::Float32).0, &wide).unwrap();
+            write_package(&lower(&dir, lengths, tile, DataType::Float32, false).0, &wide).unwrap();
             let executor = Instead(Emulator::new(Profile::F32, 2), wide);
             let mut exact = Decider::open(bundle.clone(), Box::new(executor)).unwrap();
             let (logits, p, act) = furthest(&decided(&mut exact), &expected);
