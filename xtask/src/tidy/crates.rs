@@ -3,7 +3,7 @@ use super::Finding;
 /// The crates from the bottom up, and for each the ones above the floor it may know.
 ///
 /// The order alone would let too much through: a crate that must not know models is not given them.
-const MAY_USE: [(&str, &[&str]); 16] = [
+const MAY_USE: [(&str, &[&str]); 17] = [
     ("tensor", &[]),
     ("kernels", &["tensor"]),
     ("checkpoint", &["tensor"]),
@@ -18,6 +18,7 @@ const MAY_USE: [(&str, &[&str]); 16] = [
     ("session", &["tensor", "checkpoint", "models", "mil", "ane", "bundle", "cpu"]),
     ("verify", &["tensor", "checkpoint", "ane", "session"]),
     ("decide", &["tensor", "checkpoint", "models", "mil", "ane", "bundle", "cpu", "session"]),
+    ("table", &["decide"]),
     ("server", &["tensor", "session", "decide"]),
     (
         "anemone",
@@ -36,6 +37,7 @@ const MAY_USE: [(&str, &[&str]); 16] = [
             "session",
             "verify",
             "decide",
+            "table",
             "server",
         ],
     ),

@@ -4,11 +4,13 @@ pub(super) mod input;
 mod models;
 mod score;
 mod table;
+mod tables;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anemone_decide::{Gate, Preset, Question, Request, Shortlist, Tournament, Value};
+use anemone_table::Format;
 use anyhow::{Context, Result, bail, ensure};
 use clap::builder::RangedU64ValueParser;
 
@@ -24,16 +26,25 @@ use models::Models;
 ///
 /// --questions is JSON, or a file of it: an object of id to an object with `type`, `instructions` and `criteria`. It may also be an
 /// object with such `questions` and a `state_key`, the name the state is put under.
+///
+/// --input reads a table (Parquet, CSV, TSV, JSONL) of a state a row and --output writes it with its answers as more columns: for a
+/// question `q`, `q` (label of a choice, level of a score, probability that a noul holds), `q.confidence`, `q.answer_confidence`,
+/// `q.act_probability`, `q.probabilities` (not of a noul; an object by option, in CSV its JSON), and with --min-confidence
+/// `q.abstention`; then `usage.input_tokens`, `usage.state_tokens`, `usage.state_tokens_dropped`, with several models
+/// `routing.model`, and `error`. Numbers are those of --json. A state that is a number, a list or a struct is read as the JSON of it.
+/// A row whose state is null (in CSV, empty) is not asked about: its answers are null and `error` says so. Columns of JSONL that hold
+/// objects, lists or values of several types become texts of JSON.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  anemone decide\n  \
     anemone decide --state 'the parcel is late again' --questions \
     '{\"angry\": {\"type\": \"noul\", \"instructions\": \"Is the sender angry?\"}}'\n  \
     anemone decide --model ./laya --state @ticket.txt --questions questions.json --json\n  \
-    anemone decide --batch tickets.jsonl --questions questions.json > answers.jsonl")]
+    anemone decide --batch tickets.jsonl --questions questions.json > answers.jsonl\n  \
+    anemone decide --input tickets.parquet --state-column body --preset triage --output answered.parquet")]
 #[expect(clippy::struct_excessive_bools, reason = "one for each switch of the command")]
 pub(crate) struct Args {
     /// The state: a text, JSON (an object or a list of turns), @FILE, or - for stdin
-    #[arg(long, short = 's', value_name = "TEXT|@FILE|-", conflicts_with = "batch")]
+    #[arg(long, short = 's', value_name = "TEXT|@FILE|-", conflicts_with = "many")]
     state: Option<String>,
     /// Take --state as text even where it is JSON
     #[arg(long, requires = "state")]
@@ -45,16 +56,28 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME", conflicts_with = "questions", value_parser = Preset::NAMES)]
     preset: Option<String>,
     /// Answer every line of a JSONL file (or - for stdin): {"state", "questions" where they differ, "id"}
-    #[arg(long, short = 'b', value_name = "FILE|-")]
+    #[arg(long, short = 'b', value_name = "FILE|-", group = "many")]
     batch: Option<PathBuf>,
-    /// Write the answers of --batch here instead of stdout
-    #[arg(long, short = 'o', value_name = "FILE", requires = "batch")]
+    /// Answer every row of a table: a file of Parquet, CSV, TSV or JSONL
+    #[arg(long, short = 'i', value_name = "FILE", group = "many", requires = "output")]
+    input: Option<PathBuf>,
+    /// Column of --input that holds the states [default: state]
+    #[arg(long, value_name = "NAME", requires = "input")]
+    state_column: Option<String>,
+    /// Format of --input [default: what its name ends in]
+    #[arg(long, value_name = "FORMAT", requires = "input", value_parser = Format::ALL.map(Format::name))]
+    input_format: Option<String>,
+    /// Write the answers of --batch here instead of stdout, or the table with those of --input
+    #[arg(long, short = 'o', value_name = "FILE", requires = "many")]
     output: Option<PathBuf>,
-    /// Lines of --batch read at once
-    #[arg(long, value_name = "N", default_value_t = 64, requires = "batch", value_parser = RangedU64ValueParser::<usize>::new().range(1..=4096))]
+    /// Format of the table in --output [default: what its name ends in]
+    #[arg(long, value_name = "FORMAT", requires = "input", value_parser = Format::ALL.map(Format::name))]
+    output_format: Option<String>,
+    /// Lines of --batch or rows of --input read at once
+    #[arg(long, value_name = "N", default_value_t = 64, requires = "many", value_parser = RangedU64ValueParser::<usize>::new().range(1..=4096))]
     batch_size: usize,
-    /// Answer the lines of --batch that can be, and put an `error` in the place of the others
-    #[arg(long, requires = "batch")]
+    /// Answer the lines of --batch or rows of --input that can be, and put an `error` in the place of the others
+    #[arg(long, requires = "many")]
     keep_going: bool,
     /// Compare the answers of --batch with each line's `label` and print accuracies instead
     #[arg(long, requires = "batch", conflicts_with = "output")]
@@ -69,7 +92,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     calibration: Option<PathBuf>,
     /// Read a state that is too long window by window, and answer by the clearest one
-    #[arg(long, conflicts_with_all = ["batch", "min_confidence"])]
+    #[arg(long, conflicts_with_all = ["many", "min_confidence"])]
     long: bool,
     /// Tokens of a window [default: what the questions leave room for]
     #[arg(long, value_name = "N", requires = "long", value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
@@ -78,10 +101,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", requires = "long", value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     stride: Option<usize>,
     /// Hold a choice among more than N labels in rounds of at most N
-    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "16", conflicts_with_all = ["batch", "long", "raw"], value_parser = RangedU64ValueParser::<usize>::new().range(2..=100))]
+    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "16", conflicts_with_all = ["many", "long", "raw"], value_parser = RangedU64ValueParser::<usize>::new().range(2..=100))]
     tournament: Option<usize>,
     /// Narrow a choice to the N labels whose texts are nearest by the model's own encoder
-    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "20", conflicts_with_all = ["batch", "long", "raw", "tournament"], value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "20", conflicts_with_all = ["many", "long", "raw", "tournament"], value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     shortlist: Option<usize>,
     /// Tokens of a question with its options and the state [default: the model's own limit]
     #[arg(long, value_name = "N")]
@@ -90,10 +113,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N")]
     head_max_len: Option<usize>,
     /// Print the result as one JSON object
-    #[arg(long)]
+    #[arg(long, conflicts_with = "input")]
     json: bool,
     /// Add each question's tokens and scores to the JSON
-    #[arg(long, conflicts_with = "long")]
+    #[arg(long, conflicts_with_all = ["long", "input"])]
     raw: bool,
     /// Multiply in f32, which is the default
     #[arg(long, conflicts_with = "bf16")]
@@ -154,6 +177,9 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
         let mut models = Models::load(args, shell)?;
         return batch::run(args, path, asked.as_ref(), &mut models, &request, shell);
     }
+    if let Some(path) = &args.input {
+        return tables::run(args, path, asked.as_ref(), &request, shell);
+    }
     let (state, asked) = match (&args.state, asked) {
         (Some(state), Some(asked)) => (input::state(state, args.text)?, asked),
         (Some(state), None) if args.explain => (input::state(state, args.text)?, input::Asked::default()),
@@ -164,7 +190,7 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
             (Value::text(demo::decision::STATE), input::questions(demo::decision::QUESTIONS)?)
         }
         (Some(_), None) => bail!("--state without --questions or --preset; say what is asked"),
-        (None, Some(_)) => bail!("--questions without --state or --batch; say what they are about"),
+        (None, Some(_)) => bail!("--questions without --state, --batch or --input; say what they are about"),
     };
     let state = asked.place(state);
     let mut models = Models::load(args, shell)?;

@@ -17,6 +17,7 @@ mod run;
 mod serve;
 mod streams;
 mod support;
+mod tables;
 #[cfg(target_os = "linux")]
 mod terminal;
 mod verify;

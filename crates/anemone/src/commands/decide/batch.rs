@@ -3,11 +3,11 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
-use anemone_decide::{Decisions, Question, Request, Value};
+use anemone_decide::{Question, Request, Value};
 use anyhow::{Context, Error, Result, anyhow, bail, ensure};
 
 use super::input::Asked;
-use super::models::{Models, with_rows};
+use super::models::{Answered, Models};
 use super::score::Scores;
 use super::{Args, ensure_one};
 use crate::cli::Shell;
@@ -15,9 +15,6 @@ use crate::{files, output};
 
 /// Longest line that is read.
 const LINE_LIMIT: usize = 16 << 20;
-
-/// A result, and with one model the decisions it is of.
-type Answered = (Value, Option<Decisions>);
 
 /// A line of the batch, ready to be asked.
 struct Item {
@@ -149,7 +146,7 @@ impl Batch<'_> {
         let asked: Vec<(&Value, &[Question])> = (items.iter().flat_map(|(_, item)| item))
             .map(|item| (&item.state, &item.questions[..]))
             .collect();
-        let decided = self.decide(&asked)?;
+        let decided = self.models.decide_each(self.args, &asked, self.request)?;
         let mut decided = decided.into_iter();
         for (number, item) in items {
             let text = match item.map(|item| (decided.next(), item)) {
@@ -164,31 +161,6 @@ impl Batch<'_> {
             }
         }
         Ok(())
-    }
-
-    /// The result of each line, and with one model its decisions.
-    fn decide(&mut self, asked: &[(&Value, &[Question])]) -> Result<Vec<Result<Answered>>> {
-        let (args, request) = (self.args, self.request);
-        let Models::One(decider) = &mut *self.models else {
-            let models = &mut *self.models;
-            let one = |(state, questions): &(&Value, &[Question])| {
-                models.decide(args, state, questions, request).map(|(result, _)| (result, None))
-            };
-            return Ok(asked.iter().map(one).collect());
-        };
-        let whole =
-            |decisions: Decisions| (with_rows(args, decisions.to_value(), &decisions), Some(decisions));
-        match decider.decide_each(asked, request) {
-            Ok(decided) => Ok(decided.into_iter().map(|d| Ok(whole(d))).collect()),
-            Err(error) if !error.is_request() => Err(error.into()),
-            // One of them is at fault; alone, the others are answered.
-            Err(_) => {
-                let one = |(state, questions): &(&Value, &[Question])| {
-                    Ok(whole(decider.decide(state, questions, request)?))
-                };
-                Ok(asked.iter().map(one).collect())
-            }
-        }
     }
 
     /// An error of a line, which ends the run unless it is to go on.

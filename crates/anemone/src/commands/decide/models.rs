@@ -17,6 +17,9 @@ use crate::{files, model, output};
 /// The model that is known by a name to all who route.
 const DEFAULT: &str = "multilingual";
 
+/// A result, and with one model the decisions it is of.
+pub(super) type Answered = (Value, Option<Decisions>);
+
 /// What answers: one model, or several and the rule that chooses.
 pub(super) enum Models {
     One(Box<Decider>),
@@ -126,6 +129,34 @@ impl Models {
             fields.push(("routing".to_owned(), routing));
         }
         Ok((result, note))
+    }
+
+    /// The result of each state with its own questions, in order; an error of the machine ends it, one of a state is that state's.
+    pub(super) fn decide_each(
+        &mut self,
+        args: &Args,
+        asked: &[(&Value, &[Question])],
+        request: &Request,
+    ) -> Result<Vec<Result<Answered>>> {
+        let Self::One(decider) = self else {
+            let one = |(state, questions): &(&Value, &[Question])| {
+                self.decide(args, state, questions, request).map(|(result, _)| (result, None))
+            };
+            return Ok(asked.iter().map(one).collect());
+        };
+        let whole =
+            |decisions: Decisions| (with_rows(args, decisions.to_value(), &decisions), Some(decisions));
+        match decider.decide_each(asked, request) {
+            Ok(decided) => Ok(decided.into_iter().map(|d| Ok(whole(d))).collect()),
+            Err(error) if !error.is_request() => Err(error.into()),
+            // One of them is at fault; alone, the others are answered.
+            Err(_) => {
+                let one = |(state, questions): &(&Value, &[Question])| {
+                    Ok(whole(decider.decide(state, questions, request)?))
+                };
+                Ok(asked.iter().map(one).collect())
+            }
+        }
     }
 }
 
