@@ -8,6 +8,15 @@ pub enum Error {
     /// The packed layout's memory could not be had.
     #[error("the packed layout needs a copy of the weights in memory, which failed; use the mapped layout")]
     Pack(#[source] std::io::Error),
+    /// The memory for a decision model's weights as products read them could not be had.
+    #[error("{mib} MiB for the weights as products read them could not be had; free some memory")]
+    Memory {
+        /// MiB asked for.
+        mib: usize,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
     /// No tokens were given.
     #[error("no tokens to run; give at least one")]
     NoTokens,

@@ -153,10 +153,11 @@ impl LayaEngine {
 
     fn run(&mut self, rows: &[Row<'_>], mut tap: Option<Tap<'_>>) -> Result<Vec<Scores>, Error> {
         self.check_all(rows)?;
+        let packed = self.model.packed(&self.context, self.forward.is_reduced())?;
         let mut scores = Vec::with_capacity(rows.len());
         for group in groups(rows) {
             let tap = tap.as_mut().map(|tap| -> Tap<'_> { *tap });
-            self.forward.group(&self.context, &self.model, group, tap, &mut scores);
+            self.forward.group(&self.context, &self.model, packed, group, tap, &mut scores);
         }
         let finite = |s: &Scores| s.logits.iter().chain(&s.action_logits).all(|v| v.is_finite());
         match scores.iter().position(|s| !finite(s)) {
@@ -171,9 +172,10 @@ impl LayaEngine {
         let rows: Vec<Row<'_>> =
             texts.iter().map(|ids| Row { ids, markers: &[0], kind: 0, parallel: None }).collect();
         self.check_all(&rows)?;
+        let packed = self.model.packed(&self.context, self.forward.is_reduced())?;
         let mut means = Vec::with_capacity(rows.len());
         for group in groups(&rows) {
-            self.forward.pooled(&self.context, &self.model, group, &mut means);
+            self.forward.pooled(&self.context, &self.model, packed, group, &mut means);
         }
         match means.iter().position(|mean| !mean.iter().all(|v| v.is_finite())) {
             Some(row) => Err(Error::NonFiniteScores { row }),

@@ -48,6 +48,15 @@ impl Activations {
         if self.reduced { Input::Bf16(&self.half[..len]) } else { Input::F32(&self.full[..len]) }
     }
 
+    /// [`gather`] of either buffer.
+    pub(crate) fn gather(&mut self, tokens: &[usize], width: usize) {
+        if self.reduced {
+            gather(&mut self.half, tokens, width);
+        } else {
+            gather(&mut self.full, tokens, width);
+        }
+    }
+
     /// Takes over a buffer of f32.
     pub(crate) fn set(&mut self, values: &[f32]) {
         match self.output(values.len()) {
@@ -63,4 +72,10 @@ pub(crate) fn sized<T: Copy + Default>(buffer: &mut Vec<T>, len: usize) -> &mut 
         buffer.resize(len, T::default());
     }
     &mut buffer[..len]
+}
+
+/// Leaves the tokens named at the front of a buffer of `width` values a token, in the order given.
+pub(crate) fn gather<T: Copy + Default>(x: &mut Vec<T>, tokens: &[usize], width: usize) {
+    let kept: Vec<T> = tokens.iter().flat_map(|t| &x[t * width..(t + 1) * width]).copied().collect();
+    sized(x, kept.len()).copy_from_slice(&kept);
 }

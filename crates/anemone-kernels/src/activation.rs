@@ -23,134 +23,83 @@ pub enum Activation {
 /// `out = f(x)`, of one length.
 pub fn activate(context: &Context, activation: Activation, x: &[f32], out: Output<'_>) {
     assert_eq!(x.len(), out.len(), "lengths");
-    let width = x.len().clamp(1, GRAIN);
-    run(context, activation, width, out, &|start, n| (&x[start..start + n], None));
-}
-
-/// `out = f(a) · g` of rows `[a | g]`: `x [rows, 2 · width]`, `out [rows, width]`.
-pub fn activate_gated(context: &Context, activation: Activation, x: &[f32], width: usize, out: Output<'_>) {
-    assert!(width > 0 && x.len() == 2 * out.len() && out.len().is_multiple_of(width), "lengths");
-    run(context, activation, width, out, &|start, n| {
-        let (a, g) = x[2 * start..2 * start + 2 * n].split_at(n);
-        (a, Some(g))
-    });
-}
-
-type Operands<'a> = (&'a [f32], Option<&'a [f32]>);
-
-/// Runs over the output in pieces of `width` elements; `operands` gives those of a piece by its start and length.
-fn run<'a>(
-    context: &Context,
-    activation: Activation,
-    width: usize,
-    out: Output<'_>,
-    operands: &(dyn Fn(usize, usize) -> Operands<'a> + Sync),
-) {
-    let n = out.len();
-    let pieces = n.div_ceil(width);
-    let per_task = GRAIN.div_ceil(width);
-    let each = |piece: &(dyn Fn(usize, usize) + Sync)| {
-        context.pool().run(pieces.div_ceil(per_task), &|_, task| {
-            for p in task * per_task..((task + 1) * per_task).min(pieces) {
-                piece(p * width, width.min(n - p * width));
-            }
+    let n = x.len();
+    let each = |part: &(dyn Fn(&[f32], usize) + Sync)| {
+        context.pool().run(n.div_ceil(GRAIN), &|_, task| {
+            let start = task * GRAIN;
+            part(&x[start..n.min(start + GRAIN)], start);
         });
     };
     match out {
         Output::F32(out) => {
             let out = Shared::new(out);
-            each(&|start, n| {
-                let (a, g) = operands(start, n);
-                // SAFETY: the pieces do not meet.
-                let out = unsafe { out.slice(start, n) };
-                match activation {
-                    Activation::Gelu => {
-                        dispatch!(context.level(), part::<I, f32, Gelu>(a: &[f32], g: Option<&[f32]>, out: &mut [f32]));
-                    }
-                    Activation::Relu => {
-                        dispatch!(context.level(), part::<I, f32, Relu>(a: &[f32], g: Option<&[f32]>, out: &mut [f32]));
-                    }
-                }
+            each(&|x, start| {
+                // SAFETY: the parts do not meet.
+                let out = unsafe { out.slice(start, x.len()) };
+                dispatch!(context.level(), part::<I, f32>(activation: Activation, x: &[f32], out: &mut [f32]));
             });
         }
         Output::Bf16(out) => {
             let out = Shared::new(out);
-            each(&|start, n| {
-                let (a, g) = operands(start, n);
-                // SAFETY: the pieces do not meet.
-                let out = unsafe { out.slice(start, n) };
-                match activation {
-                    Activation::Gelu => {
-                        dispatch!(context.level(), part::<I, bf16, Gelu>(a: &[f32], g: Option<&[f32]>, out: &mut [bf16]));
-                    }
-                    Activation::Relu => {
-                        dispatch!(context.level(), part::<I, bf16, Relu>(a: &[f32], g: Option<&[f32]>, out: &mut [bf16]));
-                    }
-                }
+            each(&|x, start| {
+                // SAFETY: the parts do not meet.
+                let out = unsafe { out.slice(start, x.len()) };
+                dispatch!(context.level(), part::<I, bf16>(activation: Activation, x: &[f32], out: &mut [bf16]));
             });
         }
     }
 }
 
-trait Function {
-    /// # Safety
-    /// Instruction set as [`Isa`].
-    unsafe fn apply<I: Isa>(v: I::V) -> I::V;
-}
-
-struct Gelu;
-
-impl Function for Gelu {
-    /// `max(v, 0) − |v| · erfc(|v| / √2) / 2`; erfc is e^−z² times a polynomial in `1 / (1 + 0.34 z)`, fitted to 1.5e-8.
-    #[inline(always)]
-    unsafe fn apply<I: Isa>(v: I::V) -> I::V {
-        const TERMS: [f32; 6] =
-            [1.084_139_8, -1.244_44, 1.204_676_9, -0.282_440_14, 0.304_014_62, 0.180_272_36];
-        // SAFETY: arithmetic on vectors only; the caller guarantees the instruction set.
-        unsafe {
-            let zero = I::splat(0.0);
-            let size = I::max(v, I::sub(zero, v));
-            let z = I::mul(size, I::splat(std::f32::consts::FRAC_1_SQRT_2));
-            let t = I::div(I::splat(1.0), I::fma(z, I::splat(0.34), I::splat(1.0)));
-            let mut p = I::splat(-0.246_223_53);
-            for c in TERMS {
-                p = I::fma(p, t, I::splat(c));
-            }
-            let decay = simd::exp::<I>(I::sub(zero, I::mul(z, z)));
-            let tail = I::mul(I::mul(p, t), I::mul(decay, I::splat(0.5)));
-            I::sub(I::max(v, zero), I::mul(size, tail))
+/// An activation of a vector.
+///
+/// # Safety
+/// Instruction set as [`Isa`].
+#[inline(always)]
+pub(crate) unsafe fn apply<I: Isa>(activation: Activation, v: I::V) -> I::V {
+    // SAFETY: the caller's contract.
+    unsafe {
+        match activation {
+            Activation::Gelu => gelu::<I>(v),
+            Activation::Relu => I::max(v, I::splat(0.0)),
         }
     }
 }
 
-struct Relu;
-
-impl Function for Relu {
-    #[inline(always)]
-    unsafe fn apply<I: Isa>(v: I::V) -> I::V {
-        // SAFETY: the caller's contract.
-        unsafe { I::max(v, I::splat(0.0)) }
+/// `max(v, 0) − |v| · erfc(|v| / √2) / 2`; erfc is e^−z² times a polynomial in `1 / (1 + 0.34 z)`, fitted to 1.5e-8.
+///
+/// # Safety
+/// Instruction set as [`Isa`].
+#[inline(always)]
+unsafe fn gelu<I: Isa>(v: I::V) -> I::V {
+    const TERMS: [f32; 6] = [1.084_139_8, -1.244_44, 1.204_676_9, -0.282_440_14, 0.304_014_62, 0.180_272_36];
+    // SAFETY: arithmetic on vectors only; the caller guarantees the instruction set.
+    unsafe {
+        let zero = I::splat(0.0);
+        let size = I::max(v, I::sub(zero, v));
+        let z = I::mul(size, I::splat(std::f32::consts::FRAC_1_SQRT_2));
+        let t = I::div(I::splat(1.0), I::fma(z, I::splat(0.34), I::splat(1.0)));
+        let mut p = I::splat(-0.246_223_53);
+        for c in TERMS {
+            p = I::fma(p, t, I::splat(c));
+        }
+        let decay = simd::exp::<I>(I::sub(zero, I::mul(z, z)));
+        let tail = I::mul(I::mul(p, t), I::mul(decay, I::splat(0.5)));
+        I::sub(I::max(v, zero), I::mul(size, tail))
     }
 }
 
 /// # Safety
 /// Instruction set as [`Isa`]; the slices have one length.
 #[inline(always)]
-unsafe fn part<I: Isa, S: Sink, F: Function>(a: &[f32], g: Option<&[f32]>, out: &mut [S]) {
-    let n = a.len();
+unsafe fn part<I: Isa, S: Sink>(activation: Activation, x: &[f32], out: &mut [S]) {
+    let n = x.len();
     for i in (0..n).step_by(I::LANES) {
         let m = (n - i).min(I::LANES);
-        // SAFETY: `m` elements are left in all slices.
+        // SAFETY: `m` elements are left in both slices.
         unsafe {
-            let load = |x: &[f32]| {
-                let p = x.as_ptr().add(i);
-                if m == I::LANES { I::load(p) } else { I::load_n(p, m) }
-            };
-            let mut v = F::apply::<I>(load(a));
-            if let Some(g) = g {
-                v = I::mul(v, load(g));
-            }
-            S::put::<I>(out.as_mut_ptr().add(i), v, m);
+            let p = x.as_ptr().add(i);
+            let v = if m == I::LANES { I::load(p) } else { I::load_n(p, m) };
+            S::put::<I>(out.as_mut_ptr().add(i), apply::<I>(activation, v), m);
         }
     }
 }
@@ -195,14 +144,10 @@ mod tests {
     }
 
     #[test]
-    fn gates_multiply_row_by_row() {
-        let context = Context::new(2);
-        let x = [1.0, -2.0, 3.0, 10.0, 20.0, 30.0, -4.0, 5.0, 6.0, 7.0, 8.0, 9.0];
-        let mut out = [0.0; 6];
-        activate_gated(&context, Activation::Relu, &x, 3, Output::F32(&mut out));
-        assert_eq!(out, [10.0, 0.0, 90.0, 0.0, 40.0, 54.0]);
-        let mut out = [0.0; 12];
-        activate(&context, Activation::Relu, &x, Output::F32(&mut out));
+    fn relu_keeps_what_is_positive() {
+        let x = [1.0, -2.0, 0.0, -0.5, 9.0];
+        let mut out = [f32::NAN; 5];
+        activate(&Context::new(2), Activation::Relu, &x, Output::F32(&mut out));
         assert_eq!(out, x.map(|v: f32| v.max(0.0)));
     }
 }

@@ -1,22 +1,22 @@
 //! Attention in both directions over whole sequences, as encoders use it.
 //!
-//! Sequences of different lengths stand one after another without padding. Each (sequence, head, block of queries) is a task:
-//! it transposes the keys its queries may see, so that scores are vectors over keys, and leaves out what lies beyond the radius.
+//! Sequences of different lengths stand one after another without padding. Keys and values are first laid out for tiles, in
+//! panels of 64 keys; then each (sequence, head, block of queries) is a task that visits the panels its queries may see.
 
-#![allow(unsafe_code, reason = "vector loads from checked ranges; threads write disjoint heads and tokens")]
+#![allow(unsafe_code, reason = "tiles over checked ranges; threads write disjoint panels, heads and tokens")]
+
+use half::bf16;
 
 use crate::Context;
 use crate::attention::softmax_terms;
+use crate::convert::Output;
+use crate::packed::PANEL;
+use crate::packed::lane::{Lane, Paired, ROWS, Wide, tile, with_rows};
+use crate::simd::pairs::{Pairs, dispatch_pairs};
 use crate::simd::{Isa, Shared, dispatch};
 
-/// Queries a task handles in a window, where every further one adds a key.
-const NEAR_QUERIES: usize = 48;
-/// Queries a task handles that see everything.
-const QUERIES: usize = 96;
-/// Queries whose sums are kept in registers together, at most.
-const GROUP: usize = 6;
-/// Keys of a panel; keys are padded to whole ones.
-const PANEL: usize = 64;
+/// Queries of a task: those of one panel see, with a radius of so many keys, three panels.
+const QUERIES: usize = PANEL;
 
 /// Heads of fused projections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,235 +40,372 @@ pub struct Sequence<'a> {
     pub allowed: Option<&'a [bool]>,
 }
 
-struct Job<'a> {
-    qkv: &'a [f32],
-    shape: EncoderAttentionShape,
-    scale: f32,
-    out: Shared<f32>,
+impl EncoderAttentionShape {
+    /// Channels of a key in its panel.
+    fn key_dim(self) -> usize {
+        self.dim.next_multiple_of(2)
+    }
+
+    /// Channels of a value in its panel.
+    fn value_dim(self) -> usize {
+        self.dim.next_multiple_of(PANEL)
+    }
+
+    /// Elements of a panel's keys and values.
+    fn panel_len(self) -> usize {
+        PANEL * (self.key_dim() + self.value_dim())
+    }
 }
 
-/// Floats of scratch [`encoder_attention`] needs for sequences of at most `len` tokens.
-pub fn encoder_scratch_len(context: &Context, shape: EncoderAttentionShape, len: usize) -> usize {
-    context.pool().threads() * (2 * shape.dim + GROUP) * len.next_multiple_of(PANEL)
+/// A block of queries, or a panel of keys: its sequence, its first token there, and the sequence's panels before this one.
+struct Part<'a> {
+    sequence: Sequence<'a>,
+    first: usize,
+    /// Panels of all sequences before this one.
+    panels: usize,
+}
+
+struct Job<'a, E> {
+    qkv: &'a [f32],
+    shape: EncoderAttentionShape,
+    parts: &'a [Part<'a>],
+    /// `[parts, heads, panel_len]`.
+    panels: Shared<E>,
+    /// `[threads, own]`.
+    own: Shared<f32>,
+    /// Floats of a thread's own scratch.
+    own_len: usize,
+    /// Keys of the longest sequence, in whole panels.
+    longest: usize,
+    out: Shared<E>,
+}
+
+/// Floats of scratch [`encoder_attention`] needs for sequences of these lengths.
+pub fn encoder_scratch_len(
+    context: &Context,
+    shape: EncoderAttentionShape,
+    lengths: impl Iterator<Item = usize>,
+) -> usize {
+    let (mut panels, mut longest) = (0, 0);
+    for len in lengths {
+        panels += len.div_ceil(PANEL);
+        longest = longest.max(len.next_multiple_of(PANEL));
+    }
+    ALIGNMENT + panels * shape.heads * shape.panel_len() + context.pool().threads() * own_len(shape, longest)
+}
+
+/// Floats of a cache line.
+const ALIGNMENT: usize = 16;
+
+/// A thread's queries, scores and terms.
+fn own_len(shape: EncoderAttentionShape, longest: usize) -> usize {
+    (QUERIES * shape.dim + 2 * ROWS * longest).next_multiple_of(ALIGNMENT)
 }
 
 /// Attends every query to the keys of its sequence that it may see.
 ///
-/// `qkv`: `[tokens, 3, heads, dim]` (after rope); `out`: `[tokens, heads, dim]`. Sequences do not overlap and every query sees a
-/// key. `scratch` has at least [`encoder_scratch_len`] floats.
+/// `qkv`: `[tokens, 3, heads, dim]` (after rope); `out`: `[tokens, heads, dim]`. An output of bf16 asks for products of bf16, which
+/// the context's level must have; softmax and sums are in f32 all the same. Sequences lie in order, do not overlap, and every
+/// query sees a key. `scratch` has at least [`encoder_scratch_len`] floats.
 pub fn encoder_attention(
     context: &Context,
     qkv: &[f32],
     sequences: &[Sequence<'_>],
     shape: EncoderAttentionShape,
-    out: &mut [f32],
+    out: Output<'_>,
     scratch: &mut [f32],
 ) {
     let width = shape.heads * shape.dim;
     assert!(width > 0 && out.len().is_multiple_of(width) && qkv.len() == 3 * out.len(), "lengths");
     let tokens = out.len() / width;
     let (mut end, mut longest) = (0, 0);
-    let mut blocks = Vec::new();
-    for (i, s) in sequences.iter().enumerate() {
+    let mut parts = Vec::new();
+    for s in sequences {
         assert!(s.start >= end && s.len <= tokens && s.start <= tokens - s.len, "sequences lie in order");
         assert!(s.allowed.is_none_or(|a| a.len() == s.len * s.len), "one entry for each pair");
         end = s.start + s.len;
-        longest = longest.max(s.len);
-        blocks.extend((0..s.len).step_by(queries(shape)).map(|q| (i, q)));
+        longest = longest.max(s.len.next_multiple_of(PANEL));
+        let panels = parts.len();
+        parts.extend((0..s.len).step_by(PANEL).map(|first| Part { sequence: *s, first, panels }));
     }
-    let per_thread = encoder_scratch_len(context, shape, longest) / context.pool().threads();
-    assert!(scratch.len() >= per_thread * context.pool().threads(), "scratch length");
-    let scratch = Shared::new(scratch);
-    let job = &Job { qkv, shape, scale: 1.0 / (shape.dim as f32).sqrt(), out: Shared::new(out) };
-    let level = context.level();
-    context.pool().run(blocks.len() * shape.heads, &|thread, task| {
-        // SAFETY: each thread runs one task at a time and has its own part.
-        let scratch = unsafe { scratch.slice(thread * per_thread, per_thread) };
-        let ((sequence, first), head) = (blocks[task / shape.heads], task % shape.heads);
-        let sequence = &sequences[sequence];
-        dispatch!(level, block::<I>(job: &Job<'_>, sequence: &Sequence<'_>, head: usize, first: usize, scratch: &mut [f32]));
-    });
-}
-
-fn queries(shape: EncoderAttentionShape) -> usize {
-    if shape.radius.is_some() { NEAR_QUERIES } else { QUERIES }
-}
-
-/// # Safety
-/// Instruction set as [`Isa`]; the sequence and its head lie in the job's buffers; `scratch` is large enough for the sequence.
-#[inline(always)]
-unsafe fn block<I: Isa>(
-    job: &Job<'_>,
-    sequence: &Sequence<'_>,
-    head: usize,
-    first: usize,
-    scratch: &mut [f32],
-) {
-    // SAFETY: the caller's contract. The sums of a group take most of the registers there are.
-    unsafe {
-        if I::LANES == 16 {
-            block_of::<I, 6, 4>(job, sequence, head, first, scratch);
-        } else {
-            block_of::<I, 4, 2>(job, sequence, head, first, scratch);
+    let need = encoder_scratch_len(context, shape, sequences.iter().map(|s| s.len));
+    assert!(scratch.len() >= need, "scratch length");
+    let skip = scratch.as_ptr().align_offset(4 * ALIGNMENT).min(ALIGNMENT);
+    let (shared, own) = scratch[skip..].split_at_mut(parts.len() * shape.heads * shape.panel_len());
+    let own_len = own_len(shape, longest);
+    let (parts, own, level) = (&parts[..], Shared::new(own), context.level());
+    let tasks = parts.len() * shape.heads;
+    match out {
+        Output::F32(out) => {
+            let (panels, out) = (Shared::new(shared), Shared::new(out));
+            let job = &Job { qkv, shape, parts, panels, own, own_len, longest, out };
+            context.pool().run(tasks, &|_, task| {
+                dispatch!(level, lay_out_wide::<I>(job: &Job<'_, f32>, task: usize));
+            });
+            context.pool().run(tasks, &|thread, task| {
+                dispatch!(level, attend_wide::<I>(job: &Job<'_, f32>, thread: usize, task: usize));
+            });
         }
-    }
-}
-
-/// [`block`] for groups of `R` queries and `V` vectors.
-///
-/// # Safety
-/// As [`block`]; `R` is at most [`GROUP`], and `V` vectors divide a panel.
-#[inline(always)]
-unsafe fn block_of<I: Isa, const R: usize, const V: usize>(
-    job: &Job<'_>,
-    sequence: &Sequence<'_>,
-    head: usize,
-    first: usize,
-    scratch: &mut [f32],
-) {
-    let EncoderAttentionShape { heads, dim, radius } = job.shape;
-    let end = (first + queries(job.shape)).min(sequence.len);
-    let radius = if sequence.allowed.is_some() { None } else { radius };
-    let from = radius.map_or(0, |r| first.saturating_sub(r));
-    let to = radius.map_or(sequence.len, |r| (end + r).min(sequence.len));
-    let padded = (to - from).next_multiple_of(PANEL);
-    let (keys, rest) = scratch.split_at_mut(dim * padded);
-    let (values, scores) = rest.split_at_mut(dim * padded);
-    let stride = 3 * heads * dim;
-    let at = |token: usize, part: usize| (sequence.start + token) * stride + (part * heads + head) * dim;
-    // Keys `[panel, dim, PANEL]`, values `[key, dim]`: both are then read in order.
-    for (j, token) in (from..to).enumerate() {
-        let panel = &mut keys[j / PANEL * PANEL * dim..];
-        for (d, k) in job.qkv[at(token, 1)..][..dim].iter().enumerate() {
-            panel[d * PANEL + j % PANEL] = *k;
-        }
-        values[j * dim..(j + 1) * dim].copy_from_slice(&job.qkv[at(token, 2)..][..dim]);
-    }
-    let used = (to - from) % PANEL;
-    if used > 0 {
-        let last = &mut keys[padded / PANEL * PANEL * dim - PANEL * dim..];
-        for channel in last[..PANEL * dim].chunks_exact_mut(PANEL) {
-            channel[used..].fill(0.0);
-        }
-    }
-    for q in (first..end).step_by(R) {
-        let n = (end - q).min(R);
-        // The last group repeats its last query; only the first `n` results are kept.
-        let queries: [&[f32]; R] = std::array::from_fn(|r| &job.qkv[at((q + r).min(end - 1), 0)..][..dim]);
-        // SAFETY: `keys` and `values` have `padded` entries, `scores` as many for each query; panels are whole.
-        unsafe {
-            let scores = &mut scores[..R * padded];
-            score::<I, R, V>(queries, keys, padded, job.scale, scores);
-            let mut inverse = [0.0; R];
-            for (r, scores) in scores.chunks_exact_mut(padded).enumerate() {
-                let query = (q + r).min(end - 1);
-                let low = radius.map_or(from, |x| query.saturating_sub(x).max(from));
-                let high = radius.map_or(to, |x| (query + x + 1).min(to));
-                if let Some(allowed) = sequence.allowed {
-                    let allowed = &allowed[query * sequence.len..(query + 1) * sequence.len];
-                    for (score, _) in scores.iter_mut().zip(allowed).filter(|(_, allowed)| !**allowed) {
-                        *score = f32::NEG_INFINITY;
-                    }
-                }
-                inverse[r] = 1.0 / softmax_terms::<I>(scores, low - from, high - from);
-            }
-            let offset = |r: usize| ((sequence.start + q + r) * heads + head) * dim;
-            weigh::<I, R, V>(values, to - from, scores, dim, inverse, |r, d, v, m| {
-                if r < n {
-                    let out = job.out.slice(offset(r) + d, m);
-                    I::store_n(out.as_mut_ptr(), v, m);
-                }
+        Output::Bf16(out) => {
+            // SAFETY: any bits are bf16; the floats are not read as such while this view lives.
+            let (_, shared, _) = unsafe { shared.align_to_mut::<bf16>() };
+            let (panels, out) = (Shared::new(shared), Shared::new(out));
+            let job = &Job { qkv, shape, parts, panels, own, own_len, longest, out };
+            context.pool().run(tasks, &|_, task| {
+                dispatch_pairs!(level, lay_out_paired::<M>(job: &Job<'_, bf16>, task: usize));
+            });
+            context.pool().run(tasks, &|thread, task| {
+                dispatch_pairs!(level, attend_paired::<M>(job: &Job<'_, bf16>, thread: usize, task: usize));
             });
         }
     }
 }
 
-/// Scores of a group of queries with all keys.
+/// # Safety
+/// As [`lay_out`].
+#[inline(always)]
+unsafe fn lay_out_wide<I: Isa>(job: &Job<'_, f32>, task: usize) {
+    // SAFETY: the caller's contract.
+    unsafe { lay_out::<Wide<I>>(job, task) }
+}
+
+/// # Safety
+/// As [`lay_out`].
+#[inline(always)]
+unsafe fn lay_out_paired<M: Pairs>(job: &Job<'_, bf16>, task: usize) {
+    // SAFETY: the caller's contract.
+    unsafe { lay_out::<Paired<M>>(job, task) }
+}
+
+/// # Safety
+/// As [`attend`].
+#[inline(always)]
+unsafe fn attend_wide<I: Isa>(job: &Job<'_, f32>, thread: usize, task: usize) {
+    // SAFETY: the caller's contract. The sums of a tile take most of the registers there are.
+    unsafe {
+        if I::LANES == 8 {
+            attend::<Wide<I>, 2>(job, thread, task);
+        } else {
+            attend::<Wide<I>, 4>(job, thread, task);
+        }
+    }
+}
+
+/// # Safety
+/// As [`attend`].
+#[inline(always)]
+unsafe fn attend_paired<M: Pairs>(job: &Job<'_, bf16>, thread: usize, task: usize) {
+    // SAFETY: the caller's contract.
+    unsafe { attend::<Paired<M>, 4>(job, thread, task) }
+}
+
+/// Where a token's query (0), key (1) or value (2) of a head begins.
+fn at<E>(job: &Job<'_, E>, sequence: &Sequence<'_>, token: usize, part: usize, head: usize) -> usize {
+    let EncoderAttentionShape { heads, dim, .. } = job.shape;
+    ((sequence.start + token) * 3 + part) * heads * dim + head * dim
+}
+
+/// Lays out one panel of a head: keys `[dim / DEPTH, PANEL, DEPTH]`, values `[PANEL / DEPTH, dim, DEPTH]`, zeros where there are none.
 ///
 /// # Safety
-/// Instruction set as [`Isa`]; `keys` is `[padded / PANEL, dim, PANEL]`, `scores` `[R, padded]`; `V` vectors divide a panel.
+/// As [`Lane`]; the task's panel is nobody else's.
 #[inline(always)]
-unsafe fn score<I: Isa, const R: usize, const V: usize>(
-    queries: [&[f32]; R],
-    keys: &[f32],
-    padded: usize,
-    scale: f32,
-    scores: &mut [f32],
-) {
-    let dim = queries[0].len();
-    // SAFETY: the caller's contract.
-    unsafe {
-        for j in (0..padded).step_by(V * I::LANES) {
-            let panel = keys.as_ptr().add(j / PANEL * PANEL * dim + j % PANEL);
-            let mut sums = [[I::splat(0.0); V]; R];
-            for d in 0..dim {
-                let k: [I::V; V] = std::array::from_fn(|v| I::load(panel.add(d * PANEL + v * I::LANES)));
-                for (sums, q) in sums.iter_mut().zip(&queries) {
-                    let q = I::splat(*q.get_unchecked(d));
-                    for (sum, k) in sums.iter_mut().zip(k) {
-                        *sum = I::fma(q, k, *sum);
-                    }
+unsafe fn lay_out<L: Lane>(job: &Job<'_, L::Element>, task: usize) {
+    let (part, head) = (&job.parts[task / job.shape.heads], task % job.shape.heads);
+    let (dim, key_dim, value_dim) = (job.shape.dim, job.shape.key_dim(), job.shape.value_dim());
+    // SAFETY: the panel is this task's alone.
+    let panel = unsafe { job.panels.slice(task * job.shape.panel_len(), job.shape.panel_len()) };
+    let (keys, values) = panel.split_at_mut(PANEL * key_dim);
+    let count = (part.sequence.len - part.first).min(PANEL);
+    if count < PANEL || key_dim > dim || value_dim > dim {
+        keys.fill(L::Element::default());
+        values.fill(L::Element::default());
+    }
+    for j in 0..count {
+        let key = &job.qkv[at(job, &part.sequence, part.first + j, 1, head)..][..dim];
+        let value = &job.qkv[at(job, &part.sequence, part.first + j, 2, head)..][..dim];
+        let mut row = [L::Element::default(); CHUNK];
+        for d in (0..dim).step_by(CHUNK) {
+            let n = (dim - d).min(CHUNK);
+            // SAFETY: `n` elements are left, and the row holds as many.
+            unsafe { round::<L>(&key[d..d + n], row.as_mut_ptr()) };
+            for (step, pair) in row[..n].chunks(L::DEPTH).enumerate() {
+                let to = ((d / L::DEPTH + step) * PANEL + j) * L::DEPTH;
+                for (to, value) in keys[to..].iter_mut().zip(pair) {
+                    *to = *value;
                 }
             }
-            for (r, sums) in sums.into_iter().enumerate() {
-                for (v, sum) in sums.into_iter().enumerate() {
-                    let out = scores.as_mut_ptr().add(r * padded + j + v * I::LANES);
-                    I::store(out, I::mul(sum, I::splat(scale)));
-                }
+            // SAFETY: as above.
+            unsafe { round::<L>(&value[d..d + n], row.as_mut_ptr()) };
+            let to = &mut values[(j / L::DEPTH * value_dim + d) * L::DEPTH + j % L::DEPTH..];
+            for (to, value) in to.iter_mut().step_by(L::DEPTH).zip(&row[..n]) {
+                *to = *value;
             }
         }
     }
 }
 
-/// Sums of values weighed by a group's terms: `put(query, channel, sums, lanes)`.
+/// Channels rounded together.
+const CHUNK: usize = 64;
+
+/// # Safety
+/// As [`Lane`]; `out` is valid for as many elements.
+#[inline(always)]
+unsafe fn round<L: Lane>(x: &[f32], out: *mut L::Element) {
+    let lanes = L::I::LANES;
+    for i in (0..x.len()).step_by(lanes) {
+        let n = (x.len() - i).min(lanes);
+        // SAFETY: `n` elements are left on both sides.
+        unsafe {
+            let p = x.as_ptr().add(i);
+            let v = if n == lanes { L::I::load(p) } else { L::I::load_n(p, n) };
+            L::put(out.add(i), v, n);
+        }
+    }
+}
+
+/// Attends one block of queries of a head.
 ///
 /// # Safety
-/// Instruction set as [`Isa`]; `values` has `count` rows of `dim`; `terms` is `[R, padded]` with `count <= padded`.
+/// As [`Lane`]; all panels are laid out, and the block's outputs are nobody else's; `V` vectors divide a panel.
 #[inline(always)]
-unsafe fn weigh<I: Isa, const R: usize, const V: usize>(
-    values: &[f32],
-    count: usize,
-    terms: &[f32],
-    dim: usize,
-    inverse: [f32; R],
-    mut put: impl FnMut(usize, usize, I::V, usize),
+unsafe fn attend<L: Lane, const V: usize>(job: &Job<'_, L::Element>, thread: usize, task: usize) {
+    let EncoderAttentionShape { heads, dim, radius } = job.shape;
+    let (part, head) = (&job.parts[task / heads], task % heads);
+    let sequence = &part.sequence;
+    let end = (part.first + QUERIES).min(sequence.len);
+    let radius = if sequence.allowed.is_some() { None } else { radius };
+    // The panels in which the block's queries see anything.
+    let from = radius.map_or(0, |r| part.first.saturating_sub(r) / PANEL);
+    let to = radius.map_or(sequence.len, |r| (end + r).min(sequence.len)).div_ceil(PANEL);
+    let keys = (to - from) * PANEL;
+    let panel = |p: usize| ((part.panels + p) * heads + head) * job.shape.panel_len();
+    // SAFETY: each thread runs one task at a time and has its own part; elements are no larger than floats, and panels are only read
+    // now. Terms have room for `ROWS` rows of `longest >= keys`.
+    unsafe {
+        let own = job.own.slice(thread * job.own_len, job.own_len);
+        let (scores, rest) = own.split_at_mut(ROWS * job.longest);
+        let (terms, queries) = rest.split_at_mut(ROWS * job.longest);
+        let (terms, queries) =
+            (terms.as_mut_ptr().cast::<L::Element>(), queries.as_mut_ptr().cast::<L::Element>());
+        for q in part.first..end {
+            let query = &job.qkv[at(job, sequence, q, 0, head)..][..dim];
+            round::<L>(query, queries.add((q - part.first) * dim));
+        }
+        let panels = job.panels.as_ptr();
+        let (groups, count) = ((end - part.first).div_ceil(ROWS), end - part.first);
+        let mut q = part.first;
+        for group in 0..groups {
+            let n = count / groups + usize::from(group < count % groups);
+            with_rows!(n, R => {
+                let x = queries.add((q - part.first) * dim);
+                for p in from..to {
+                    let panel = panels.add(panel(p));
+                    for column in (0..PANEL).step_by(V * L::I::LANES) {
+                        let sums = tile::<L, R, V>(x, dim, dim, panel.add(column * L::DEPTH), PANEL * L::DEPTH);
+                        let scores = scores.as_mut_ptr().add((p - from) * PANEL + column);
+                        keep::<L, R, V>(&sums, 1.0 / (dim as f32).sqrt(), scores, keys);
+                    }
+                }
+                let mut inverse = [0.0; R];
+                for r in 0..R {
+                    let scores = &mut scores[r * keys..(r + 1) * keys];
+                    inverse[r] = 1.0 / soften::<L>(sequence, q + r, radius, from * PANEL, scores);
+                    round::<L>(scores, terms.add(r * keys));
+                }
+                weigh::<L, R, V>(job, part, head, q, from, to, terms, inverse);
+            });
+            q += n;
+        }
+    }
+}
+
+/// Writes scaled sums to rows `stride` apart.
+///
+/// # Safety
+/// As [`Lane`]; every row has room for `V` vectors.
+#[inline(always)]
+unsafe fn keep<L: Lane, const R: usize, const V: usize>(
+    sums: &[[<L::I as Isa>::V; V]; R],
+    scale: f32,
+    out: *mut f32,
+    stride: usize,
 ) {
-    let padded = terms.len() / R;
-    let mut d = 0;
-    while d < dim {
-        // SAFETY: channels `d..d + V * LANES` or the last few of each row, by the branch taken.
+    for (r, sums) in sums.iter().enumerate() {
+        for (v, sum) in sums.iter().enumerate() {
+            // SAFETY: the caller's contract.
+            unsafe {
+                L::I::store(out.add(r * stride + v * L::I::LANES), L::I::mul(*sum, L::I::splat(scale)));
+            };
+        }
+    }
+}
+
+/// Turns a query's scores, of keys from `start` on, into terms, zero for those it does not see; gives their sum.
+///
+/// # Safety
+/// As [`Lane`].
+#[inline(always)]
+unsafe fn soften<L: Lane>(
+    sequence: &Sequence<'_>,
+    query: usize,
+    radius: Option<usize>,
+    start: usize,
+    scores: &mut [f32],
+) -> f32 {
+    let low = radius.map_or(start, |r| query.saturating_sub(r).max(start));
+    let high = radius.map_or(sequence.len, |r| (query + r + 1).min(sequence.len));
+    if let Some(allowed) = sequence.allowed {
+        let allowed = &allowed[query * sequence.len..(query + 1) * sequence.len];
+        for (score, _) in scores.iter_mut().zip(allowed).filter(|(_, allowed)| !**allowed) {
+            *score = f32::NEG_INFINITY;
+        }
+    }
+    // SAFETY: panels are whole blocks.
+    unsafe { softmax_terms::<L::I>(scores, low - start, high - start) }
+}
+
+/// Writes the sums of values in panels `from..to` weighed by the terms of queries `q..`.
+///
+/// # Safety
+/// As [`attend`]; `terms` is `[R, keys]`.
+#[inline(always)]
+#[allow(clippy::too_many_arguments, reason = "one loop of `attend`")]
+unsafe fn weigh<L: Lane, const R: usize, const V: usize>(
+    job: &Job<'_, L::Element>,
+    part: &Part<'_>,
+    head: usize,
+    q: usize,
+    from: usize,
+    to: usize,
+    terms: *const L::Element,
+    inverse: [f32; R],
+) {
+    let EncoderAttentionShape { heads, dim, .. } = job.shape;
+    let (keys, value_dim, lanes) = ((to - from) * PANEL, job.shape.value_dim(), L::I::LANES);
+    for d in (0..dim).step_by(V * lanes) {
+        // SAFETY: panels hold `PANEL` values of `value_dim` channels, whole tiles; `m` channels of each output are this task's.
         unsafe {
-            if dim - d >= V * I::LANES {
-                let mut sums = [[I::splat(0.0); V]; R];
-                for j in 0..count {
-                    let row = values.as_ptr().add(j * dim + d);
-                    let value: [I::V; V] = std::array::from_fn(|v| I::load(row.add(v * I::LANES)));
-                    for (r, sums) in sums.iter_mut().enumerate() {
-                        let p = I::splat(*terms.get_unchecked(r * padded + j));
-                        for (sum, value) in sums.iter_mut().zip(value) {
-                            *sum = I::fma(p, value, *sum);
-                        }
+            let mut sums = [[L::I::splat(0.0); V]; R];
+            for p in from..to {
+                let values =
+                    ((part.panels + p) * heads + head) * job.shape.panel_len() + PANEL * job.shape.key_dim();
+                let values = job.panels.as_ptr().add(values + d * L::DEPTH);
+                let x = terms.add((p - from) * PANEL);
+                let more = tile::<L, R, V>(x, keys, PANEL, values, value_dim * L::DEPTH);
+                for (sum, more) in sums.iter_mut().flatten().zip(more.iter().flatten()) {
+                    *sum = L::I::add(*sum, *more);
+                }
+            }
+            for (r, sums) in sums.into_iter().enumerate() {
+                for (v, sum) in sums.into_iter().enumerate() {
+                    let c = d + v * lanes;
+                    if c < dim {
+                        let m = (dim - c).min(lanes);
+                        let out = job.out.slice(((part.sequence.start + q + r) * heads + head) * dim + c, m);
+                        L::put(out.as_mut_ptr(), L::I::mul(sum, L::I::splat(inverse[r])), m);
                     }
                 }
-                for (r, sums) in sums.into_iter().enumerate() {
-                    for (v, sum) in sums.into_iter().enumerate() {
-                        put(r, d + v * I::LANES, I::mul(sum, I::splat(inverse[r])), I::LANES);
-                    }
-                }
-                d += V * I::LANES;
-            } else {
-                let m = (dim - d).min(I::LANES);
-                let mut sums = [I::splat(0.0); R];
-                for j in 0..count {
-                    let v = I::load_n(values.as_ptr().add(j * dim + d), m);
-                    for (r, sum) in sums.iter_mut().enumerate() {
-                        *sum = I::fma(I::splat(*terms.get_unchecked(r * padded + j)), v, *sum);
-                    }
-                }
-                for (r, sum) in sums.into_iter().enumerate() {
-                    put(r, d, I::mul(sum, I::splat(inverse[r])), m);
-                }
-                d += m;
             }
         }
     }
@@ -328,11 +465,34 @@ mod tests {
                         expected(&qkv, s, shape, &mut wide);
                     }
                     let mut out = vec![f32::NAN; wide.len()];
-                    let mut scratch = vec![f32::NAN; encoder_scratch_len(&context, shape, 131)];
-                    encoder_attention(&context, &qkv, &sequences, shape, &mut out, &mut scratch);
+                    let need = encoder_scratch_len(&context, shape, lens.into_iter());
+                    let mut scratch = vec![f32::NAN; need];
+                    encoder_attention(&context, &qkv, &sequences, shape, Output::F32(&mut out), &mut scratch);
                     for (o, e) in out.iter().zip(&wide) {
                         // Sums of at most 131 terms below 1 with weights that add up to 1.
                         assert!((f64::from(*o) - e).abs() < 2e-6, "{level:?} {heads} {dim} {radius:?}");
+                    }
+                    if !level.has_bf16_products() {
+                        continue;
+                    }
+                    let mut out = vec![bf16::NAN; wide.len()];
+                    scratch.fill(f32::NAN);
+                    encoder_attention(
+                        &context,
+                        &qkv,
+                        &sequences,
+                        shape,
+                        Output::Bf16(&mut out),
+                        &mut scratch,
+                    );
+                    for (o, e) in out.iter().zip(&wide) {
+                        // Queries, keys, terms, values and the result are each rounded to 8 bits, half an ulp of 2^-9: scores of
+                        // size `sqrt(dim) / 3` then carry up to 2^-8 of that, and the average of values of size 1 the sum of all.
+                        let bound = 0.004 * (3.0 + (dim as f64).sqrt() / 3.0);
+                        assert!(
+                            (f64::from(*o) - e).abs() < bound,
+                            "{level:?} {heads} {dim} {radius:?} {o} {e}"
+                        );
                     }
                 }
             }

@@ -3,6 +3,7 @@
 //! Every kernel gives the same bits for a token whatever the number of tokens in the call, so that chunking a prompt,
 //! verifying drafts or restoring a prefix never changes a result. Each output of [`matmul()`] is one running vector sum over
 //! the inner dimension followed by one fixed reduction; attention visits keys in blocks aligned to absolute positions.
+//! Encoders, which always see many tokens, use [`matmul_packed`] on weights laid out for it instead.
 //!
 //! This crate knows no graphs, models or files, and allocates nothing while computing.
 
@@ -21,11 +22,12 @@ mod layer_norm;
 mod level;
 mod matmul;
 mod norm;
+mod packed;
 mod pool;
 mod rope;
 mod simd;
 
-pub use activation::{Activation, activate, activate_gated};
+pub use activation::{Activation, activate};
 pub use attention::{AttentionShape, BLOCK, Cache, CacheElement, attention, scratch_len, write_cache};
 pub use conv::{gate_conv, short_conv};
 pub use convert::{Output, round_to_bf16, widen_row};
@@ -35,6 +37,7 @@ pub use layer_norm::layer_norm;
 pub use level::Level;
 pub use matmul::{Compact, CompactPlan, Input, MatrixView, Product, matmul};
 pub use norm::{rms_norm, rms_norm_in_place};
+pub use packed::{PackedProduct, PanelPlan, Panels, RowOrder, Then, matmul_packed};
 pub use pool::Pool;
 pub use rope::{apply_rope, apply_rope_leading, rope_table};
 

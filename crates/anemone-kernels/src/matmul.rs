@@ -16,6 +16,7 @@ use half::bf16;
 
 use crate::simd::Shared;
 use crate::{Context, Level};
+pub(crate) use bf16_dot::round_stored;
 pub use compact::{Compact, CompactPlan};
 use tile::{Rows, TILE_ROWS};
 
@@ -76,6 +77,14 @@ impl<'a> MatrixView<'a> {
         Self { sequential, ..self }
     }
 
+    pub(crate) fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    pub(crate) fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
     /// Output features.
     pub fn rows(&self) -> usize {
         self.rows
@@ -97,7 +106,7 @@ pub enum Input<'a> {
 }
 
 impl Input<'_> {
-    fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         match self {
             Self::F32(x) => x.len(),
             Self::Bf16(x) => x.len(),

@@ -9,6 +9,7 @@ pub(crate) mod avx2;
 pub(crate) mod avx512;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon;
+pub(crate) mod pairs;
 pub(crate) mod scalar;
 
 /// Vectors of f32 on one instruction set.
@@ -148,6 +149,11 @@ unsafe impl<T: Send> Sync for Shared<T> {}
 impl<T> Shared<T> {
     pub(crate) fn new(slice: &mut [T]) -> Self {
         Self(slice.as_mut_ptr(), slice.len())
+    }
+
+    /// The first element, for reading what no thread writes any more.
+    pub(crate) fn as_ptr(&self) -> *const T {
+        self.0
     }
 
     /// # Safety

@@ -1,16 +1,16 @@
 //! A pass over a group of rows, one after the other without padding.
 
 use anemone_kernels::{
-    Activation, Context, Input, Output, Sequence, activate, activate_gated, add_assign, apply_rope_leading,
-    encoder_attention, encoder_scratch_len, layer_norm, matmul, rope_table, widen_row,
+    Activation, Context, Input, Output, PackedProduct, Sequence, Then, activate, apply_rope_leading,
+    encoder_attention, encoder_scratch_len, layer_norm, matmul, matmul_packed, rope_table, widen_row,
 };
 use anemone_models::MlpActivation;
 
 use super::action::features;
-use super::weights::{LayaModel, LayerWeights, NormWeights};
+use super::weights::{LayaModel, LayerPanels, LayerWeights, NormWeights, Packed};
 use super::{Parallel, Row, Scores, Tap};
 use crate::layer::product;
-use crate::scratch::{Activations, sized};
+use crate::scratch::{Activations, gather, sized};
 
 /// Buffers of a pass, grown to the largest one seen.
 #[derive(Debug)]
@@ -22,8 +22,8 @@ pub(super) struct Forward {
     /// Input of the next product.
     act: Activations,
     qkv: Vec<f32>,
-    attended: Vec<f32>,
-    up: Vec<f32>,
+    /// Between the products of a feed-forward part.
+    up: Activations,
     scratch: Vec<f32>,
     /// Tables of each rotation for positions in order, as far as they were needed.
     tables: Vec<(Vec<f32>, Vec<f32>)>,
@@ -46,8 +46,7 @@ impl Forward {
             y: Vec::new(),
             act: Activations::new(reduced),
             qkv: Vec::new(),
-            attended: Vec::new(),
-            up: Vec::new(),
+            up: Activations::new(reduced),
             scratch: Vec::new(),
             tables: Vec::new(),
             turned: Vec::new(),
@@ -63,6 +62,7 @@ impl Forward {
         &mut self,
         context: &Context,
         model: &LayaModel,
+        packed: &Packed,
         rows: &[Row<'_>],
         show: &mut dyn FnMut(&str, &[f32]),
     ) {
@@ -74,8 +74,9 @@ impl Forward {
         self.embed(context, model, rows, n);
         self.rotations(model, rows);
         show("embeddings", &self.x[..n]);
-        for layer in &model.layers {
-            self.layer(context, layer, rows, &pairs, tokens);
+        for (layer, panels) in model.layers.iter().zip(&packed.layers) {
+            self.attend(context, layer, panels, rows, &pairs, tokens);
+            self.feed(context, layer, panels, tokens);
             show(&layer.path, &self.x[..n]);
         }
         self.norm_stream(context, &model.final_norm, n);
@@ -87,10 +88,11 @@ impl Forward {
         &mut self,
         context: &Context,
         model: &LayaModel,
+        packed: &Packed,
         rows: &[Row<'_>],
         means: &mut Vec<Vec<f32>>,
     ) {
-        self.encode(context, model, rows, &mut |_, _| {});
+        self.encode(context, model, packed, rows, &mut |_, _| {});
         let hidden = model.laya.encoder.hidden_size;
         let mut rest = &self.x[..];
         for row in rows {
@@ -109,6 +111,7 @@ impl Forward {
         &mut self,
         context: &Context,
         model: &LayaModel,
+        packed: &Packed,
         rows: &[Row<'_>],
         mut tap: Option<Tap<'_>>,
         scores: &mut Vec<Scores>,
@@ -116,12 +119,13 @@ impl Forward {
         let hidden = model.laya.encoder.hidden_size;
         let tokens: usize = rows.iter().map(|row| row.ids.len()).sum();
         let n = tokens * hidden;
+        let tapped = tap.is_some();
         let mut show = |stage: &str, x: &[f32]| {
             if let Some(tap) = &mut tap {
                 tap(stage, x);
             }
         };
-        self.encode(context, model, rows, &mut show);
+        self.encode(context, model, packed, rows, &mut show);
         let mut start = 0;
         for row in rows {
             let kind = &model.kinds[row.kind * hidden..(row.kind + 1) * hidden];
@@ -131,9 +135,23 @@ impl Forward {
             start += row.ids.len();
         }
         show("typed", &self.x[..n]);
-        for layer in &model.head {
-            self.layer(context, layer, rows, &[], tokens);
+        let read = read_tokens(rows);
+        for (i, (layer, panels)) in model.head.iter().zip(&packed.head).enumerate() {
+            if i + 1 == model.head.len() && !tapped {
+                // Nobody reads the other tokens of the last layer.
+                self.mix(context, layer, panels, rows, &[], tokens);
+                self.act.gather(&read, hidden);
+                gather(&mut self.x, &read, hidden);
+                self.leave(context, layer, panels, read.len());
+                self.feed(context, layer, panels, read.len());
+            } else {
+                self.attend(context, layer, panels, rows, &[], tokens);
+                self.feed(context, layer, panels, tokens);
+            }
             show(&layer.path, &self.x[..n]);
+        }
+        if tapped || model.head.is_empty() {
+            gather(&mut self.x, &read, hidden);
         }
         let first = scores.len();
         self.options(context, model, rows, scores);
@@ -181,11 +199,26 @@ impl Forward {
         }
     }
 
-    /// A layer of the encoder, or of the head when `pairs` is empty.
-    fn layer(
+    /// Adds the attention part of a layer of the encoder, or of the head when `pairs` is empty.
+    fn attend(
         &mut self,
         context: &Context,
         layer: &LayerWeights,
+        panels: &LayerPanels,
+        rows: &[Row<'_>],
+        pairs: &[Option<Pairs>],
+        tokens: usize,
+    ) {
+        self.mix(context, layer, panels, rows, pairs, tokens);
+        self.leave(context, layer, panels, tokens);
+    }
+
+    /// Attends; the result is left as the next product's input.
+    fn mix(
+        &mut self,
+        context: &Context,
+        layer: &LayerWeights,
+        panels: &LayerPanels,
         rows: &[Row<'_>],
         pairs: &[Option<Pairs>],
         tokens: usize,
@@ -197,7 +230,10 @@ impl Forward {
             None => self.act.set(&self.x[..n]),
         }
         let qkv = sized(&mut self.qkv, 3 * n);
-        matmul(context, self.act.input(n), tokens, &mut [product(&layer.qkv, qkv)]);
+        let then = Then::Store(qkv);
+        let product = PackedProduct { weight: &panels.qkv, bias: layer.qkv.bias.as_deref(), then };
+        matmul_packed(context, self.act.input(n), tokens, product);
+        let qkv = &mut self.qkv[..3 * n];
         if let Some(rope) = layer.rope {
             let (cos, sin) = &self.turned[rope];
             apply_rope_leading(context, qkv, tokens, 2 * width, layer.shape.dim, cos, sin);
@@ -210,40 +246,45 @@ impl Forward {
                 Sequence { start: start - row.ids.len(), len: row.ids.len(), allowed }
             })
             .collect();
-        let longest = sequences.iter().map(|s| s.len).max().unwrap_or(0);
-        let scratch = sized(&mut self.scratch, encoder_scratch_len(context, layer.shape, longest));
-        let attended = sized(&mut self.attended, n);
-        encoder_attention(context, qkv, &sequences, layer.shape, attended, scratch);
-        self.act.set(attended);
-        let y = sized(&mut self.y, n);
-        matmul(context, self.act.input(n), tokens, &mut [product(&layer.out, y)]);
-        add_assign(context, &mut self.x[..n], y);
-
-        norm_to(context, &layer.mlp_norm, &self.x[..n], &mut self.act);
-        let (inner, gated) = (tokens * layer.width, layer.activation == MlpActivation::GeluGated);
-        let up = sized(&mut self.up, if gated { 2 * inner } else { inner });
-        matmul(context, self.act.input(n), tokens, &mut [product(&layer.up, up)]);
-        match layer.activation {
-            MlpActivation::GeluGated => {
-                activate_gated(context, Activation::Gelu, up, layer.width, self.act.output(inner));
-            }
-            MlpActivation::Relu => activate(context, Activation::Relu, up, self.act.output(inner)),
-        }
-        let y = sized(&mut self.y, n);
-        matmul(context, self.act.input(inner), tokens, &mut [product(&layer.down, y)]);
-        add_assign(context, &mut self.x[..n], y);
+        let need = encoder_scratch_len(context, layer.shape, sequences.iter().map(|s| s.len));
+        let scratch = sized(&mut self.scratch, need);
+        encoder_attention(context, qkv, &sequences, layer.shape, self.act.output(n), scratch);
     }
 
-    /// Scores the options at their markers, in f32 in either arithmetic.
+    /// Adds what was attended to the stream, through the layer's projection.
+    fn leave(&mut self, context: &Context, layer: &LayerWeights, panels: &LayerPanels, tokens: usize) {
+        let n = tokens * layer.shape.heads * layer.shape.dim;
+        let then = Then::Add(&mut self.x[..n]);
+        let product = PackedProduct { weight: &panels.out, bias: layer.out.bias.as_deref(), then };
+        matmul_packed(context, self.act.input(n), tokens, product);
+    }
+
+    /// Adds the feed-forward part of a layer.
+    fn feed(&mut self, context: &Context, layer: &LayerWeights, panels: &LayerPanels, tokens: usize) {
+        let n = tokens * layer.shape.heads * layer.shape.dim;
+        norm_to(context, &layer.mlp_norm, &self.x[..n], &mut self.act);
+        let inner = tokens * layer.width;
+        let out = self.up.output(inner);
+        let then = match layer.activation {
+            MlpActivation::GeluGated => Then::Gate(Activation::Gelu, out),
+            MlpActivation::Relu => Then::Activate(Activation::Relu, out),
+        };
+        let product = PackedProduct { weight: &panels.up, bias: layer.up.bias.as_deref(), then };
+        matmul_packed(context, self.act.input(n), tokens, product);
+        let then = Then::Add(&mut self.x[..n]);
+        let product = PackedProduct { weight: &panels.down, bias: layer.down.bias.as_deref(), then };
+        matmul_packed(context, self.up.input(inner), tokens, product);
+    }
+
+    /// Scores the options at their markers, in f32 in either arithmetic. The stream holds the tokens of [`read_tokens`].
     fn options(&mut self, context: &Context, model: &LayaModel, rows: &[Row<'_>], scores: &mut Vec<Scores>) {
         let hidden = model.laya.encoder.hidden_size;
-        let (mut start, mut markers) = (0, Vec::new());
+        let mut markers = Vec::new();
+        let mut rest = &self.x[..];
         for row in rows {
-            for marker in row.markers {
-                let at = (start + marker) * hidden;
-                markers.extend_from_slice(&self.x[at..at + hidden]);
-            }
-            start += row.ids.len();
+            let (own, others) = rest.split_at((1 + row.markers.len()) * hidden);
+            markers.extend_from_slice(&own[hidden..]);
+            rest = others;
         }
         let count = markers.len() / hidden;
         let mut normed = vec![0.0; markers.len()];
@@ -263,14 +304,15 @@ impl Forward {
         }
     }
 
-    /// Scores the actions by each row's first token and its options' scores, in f32 in either arithmetic.
+    /// Scores the actions by each row's first token and its options' scores, in f32 in either arithmetic. The stream holds the
+    /// tokens of [`read_tokens`].
     fn actions(&mut self, context: &Context, model: &LayaModel, rows: &[Row<'_>], scores: &mut [Scores]) {
         let hidden = model.laya.encoder.hidden_size;
         let (mut start, mut inputs) = (0, Vec::new());
         for (row, scores) in rows.iter().zip(&*scores) {
             inputs.extend_from_slice(&self.x[start * hidden..(start + 1) * hidden]);
             inputs.extend(features(&scores.logits));
-            start += row.ids.len();
+            start += 1 + row.markers.len();
         }
         let logits = model.action.logits(context, &inputs, rows.len());
         let actions = model.laya.actions();
@@ -278,6 +320,18 @@ impl Forward {
             scores.action_logits = logits.to_vec();
         }
     }
+}
+
+/// The tokens the last parts read, in order: each row's first and its markers.
+fn read_tokens(rows: &[Row<'_>]) -> Vec<usize> {
+    let mut start = 0;
+    let mut read = Vec::new();
+    for row in rows {
+        read.push(start);
+        read.extend(row.markers.iter().map(|marker| start + marker));
+        start += row.ids.len();
+    }
+    read
 }
 
 fn norm_to(context: &Context, norm: &NormWeights, x: &[f32], act: &mut Activations) {

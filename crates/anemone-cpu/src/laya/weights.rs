@@ -1,6 +1,9 @@
+use std::sync::OnceLock;
+
 use anemone_checkpoint::Weights;
-use anemone_kernels::EncoderAttentionShape;
+use anemone_kernels::{Context, EncoderAttentionShape, PanelPlan, Panels, RowOrder};
 use anemone_models::{EncoderLayer, Laya, LayerNorm, MlpActivation, SelfAttention};
+use anemone_tensor::Arena;
 
 use super::action::ActionWeights;
 use crate::Error;
@@ -24,6 +27,23 @@ pub struct LayaModel {
     pub(super) action: ActionWeights,
     /// Distinct rotations, each layer refers to one.
     pub(super) ropes: Vec<RopeTable>,
+    /// The layers' matrices laid out for f32 and for bf16 products, each from its first use on.
+    packed: [OnceLock<Packed>; 2],
+}
+
+/// Matrices of the layers, laid out for one arithmetic.
+#[derive(Debug)]
+pub(super) struct Packed {
+    pub(super) layers: Vec<LayerPanels>,
+    pub(super) head: Vec<LayerPanels>,
+}
+
+#[derive(Debug)]
+pub(super) struct LayerPanels {
+    pub(super) qkv: Panels,
+    pub(super) out: Panels,
+    pub(super) up: Panels,
+    pub(super) down: Panels,
 }
 
 #[derive(Debug)]
@@ -49,6 +69,18 @@ pub(super) struct LayerWeights {
     pub(super) activation: MlpActivation,
 }
 
+impl LayerWeights {
+    /// The matrices, and the order in which products want their rows.
+    fn matrices(&self) -> [(&Matrix, RowOrder); 4] {
+        let up = match self.activation {
+            MlpActivation::GeluGated => RowOrder::Gated,
+            MlpActivation::Relu => RowOrder::Plain,
+        };
+        let plain = |linear| (linear, RowOrder::Plain);
+        [plain(&self.qkv.weight), plain(&self.out.weight), (&self.up.weight, up), plain(&self.down.weight)]
+    }
+}
+
 impl LayaModel {
     /// Resolves the weights of a checked model. Small tensors are widened; matrices stay as stored.
     pub fn load(laya: Laya, weights: &dyn Weights) -> Result<Self, Error> {
@@ -67,8 +99,42 @@ impl LayaModel {
             scorer_out: loader.linear(&laya.scorer.out)?,
             action: ActionWeights::load(&loader, &laya.action)?,
             ropes: loader.ropes,
+            packed: Default::default(),
             laya,
         })
+    }
+
+    /// The layers' matrices laid out for f32 products, or for bf16 ones if `paired`. The first call copies them and gives the pages
+    /// of the file back to the system.
+    pub(super) fn packed(&self, context: &Context, paired: bool) -> Result<&Packed, Error> {
+        let place = &self.packed[usize::from(paired)];
+        if place.get().is_none() {
+            // Whoever comes first lays out the same.
+            let _ = place.set(self.pack(context, paired)?);
+        }
+        Ok(place.get().expect("set above"))
+    }
+
+    fn pack(&self, context: &Context, paired: bool) -> Result<Packed, Error> {
+        let layers = || self.layers.iter().chain(&self.head);
+        let sizes: Vec<usize> = layers()
+            .flat_map(LayerWeights::matrices)
+            .map(|(matrix, order)| Panels::size(matrix.view(), PanelPlan { order, paired }))
+            .collect();
+        let mut arena = Arena::reserve(&sizes)
+            .map_err(|source| Error::Memory { mib: sizes.iter().sum::<usize>() >> 20, source })?;
+        let mut lay = |layer: &LayerWeights| {
+            let [qkv, out, up, down] = layer.matrices().map(|(matrix, order)| {
+                let plan = PanelPlan { order, paired };
+                let panels =
+                    Panels::new(context, matrix.view(), plan, |len, fill| arena.push_with(len, fill));
+                matrix.stored().release();
+                panels.expect("the arena was reserved for this")
+            });
+            LayerPanels { qkv, out, up, down }
+        };
+        let layers = self.layers.iter().map(&mut lay).collect();
+        Ok(Packed { layers, head: self.head.iter().map(&mut lay).collect() })
     }
 
     /// The description the model was loaded from.

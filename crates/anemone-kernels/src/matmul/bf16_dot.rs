@@ -5,11 +5,6 @@
     reason = "128 KiB, a sixteenth of the smallest stack this runs on; kernels do not allocate"
 )]
 
-#[cfg(target_arch = "x86_64")]
-mod avx512;
-#[cfg(target_arch = "aarch64")]
-mod neon;
-
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
@@ -18,39 +13,36 @@ use half::{bf16, f16};
 
 use super::tile::{Dot, Rows, TILE_ROWS, each};
 use crate::Level;
+use crate::simd::pairs::{Pairs, dispatch_pairs};
 use crate::simd::{Element, Isa};
 
 /// Elements of the buffer that holds rounded weights, so that a row used by many tokens is rounded once.
 const BUFFER: usize = 64 << 10;
 
 pub(super) fn run(level: Level, rows: &Rows<'_>, x: &[bf16]) {
-    match level {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: a `Context` only holds levels the machine has.
-        Level::Avx512Bf16 => unsafe { avx512::run(rows, x) },
-        #[cfg(target_arch = "aarch64")]
-        // SAFETY: a `Context` only holds levels the machine has.
-        Level::NeonBf16 => unsafe { neon::run(rows, x) },
-        other => panic!("{other:?} has no bf16 products"),
-    }
+    dispatch_pairs!(level, run_on::<M>(rows: &Rows<'_>, x: &[bf16]));
 }
 
-/// An instruction that adds products of pairs of bf16 to f32 lanes.
-///
-/// # Safety
-/// As [`Dot`], with operands of `2 * I::LANES` bf16.
-unsafe trait Pairs: Copy {
-    /// The f32 vectors beside it.
-    type I: Isa;
-    /// A vector of bf16.
-    type P: Copy;
+/// Rounds stored floats to bf16; lengths must be equal.
+pub(crate) fn round_stored(level: Level, dtype: DType, stored: &[u8], out: &mut [bf16]) {
+    assert_eq!(stored.len(), out.len() * dtype.size(), "lengths");
+    dispatch_pairs!(level, round_on::<M>(dtype: DType, stored: &[u8], out: &mut [bf16]));
+}
 
-    unsafe fn load(p: *const bf16) -> Self::P;
-    unsafe fn load_n(p: *const bf16, n: usize) -> Self::P;
-    unsafe fn store_n(p: *mut bf16, v: Self::P, n: usize);
-    /// Rounds two vectors to one, ties to even.
-    unsafe fn round(low: <Self::I as Isa>::V, high: <Self::I as Isa>::V) -> Self::P;
-    unsafe fn dot(sum: <Self::I as Isa>::V, w: Self::P, x: Self::P) -> <Self::I as Isa>::V;
+/// # Safety
+/// As [`Pairs`]; `stored` has as many elements of the type as `out`.
+#[inline(always)]
+#[allow(clippy::cast_ptr_alignment, reason = "loads allow any alignment")]
+unsafe fn round_on<M: Pairs>(dtype: DType, stored: &[u8], out: &mut [bf16]) {
+    let (n, to) = (out.len(), out.as_mut_ptr());
+    // SAFETY: the caller's contract.
+    unsafe {
+        match dtype {
+            DType::BF16 => std::ptr::copy_nonoverlapping(stored.as_ptr(), to.cast(), stored.len()),
+            DType::F16 => round_all::<M, f16>(stored.as_ptr().cast(), n, to),
+            _ => round_all::<M, f32>(stored.as_ptr().cast(), n, to),
+        }
+    }
 }
 
 /// # Safety

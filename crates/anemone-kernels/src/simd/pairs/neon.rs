@@ -1,24 +1,16 @@
 //! The Arm BF16 instructions; their intrinsics are not stable yet.
 
-use std::arch::aarch64::{float32x4_t, uint16x8_t, vld1q_u16, vst1q_u16};
+use std::arch::aarch64::{float32x4_t, uint16x8_t, vdupq_n_u32, vld1q_u16, vreinterpretq_u16_u32, vst1q_u16};
 use std::arch::asm;
 
 use half::bf16;
 
-use super::{Pairs, run_on};
-use crate::matmul::tile::Rows;
+use super::Pairs;
 use crate::simd::neon::Neon;
 
-/// # Safety
-/// The machine has the BF16 extension; otherwise as [`crate::matmul::tile::each`].
-#[target_feature(enable = "neon,bf16")]
-pub(super) unsafe fn run(rows: &Rows<'_>, x: &[bf16]) {
-    // SAFETY: this function is compiled for the instructions; the rest is the caller's contract.
-    unsafe { run_on::<NeonBf16>(rows, x) }
-}
-
+/// NEON with the BF16 extension.
 #[derive(Clone, Copy)]
-struct NeonBf16;
+pub(crate) struct NeonBf16;
 
 // SAFETY: the methods use NEON and BF16, which the contract guarantees; partial accesses go through a buffer.
 unsafe impl Pairs for NeonBf16 {
@@ -38,6 +30,11 @@ unsafe impl Pairs for NeonBf16 {
             std::ptr::copy_nonoverlapping(p.cast::<u8>(), lanes.as_mut_ptr().cast::<u8>(), n * 2);
             vld1q_u16(lanes.as_ptr())
         }
+    }
+    #[inline(always)]
+    unsafe fn spread(p: *const bf16) -> uint16x8_t {
+        // SAFETY: the caller's contract.
+        unsafe { vreinterpretq_u16_u32(vdupq_n_u32(p.cast::<u32>().read_unaligned())) }
     }
     #[inline(always)]
     unsafe fn store_n(p: *mut bf16, v: uint16x8_t, n: usize) {

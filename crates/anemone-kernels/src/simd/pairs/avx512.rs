@@ -2,25 +2,17 @@
 
 use std::arch::x86_64::{
     __m512, __m512bh, __m512i, _mm512_cvtne2ps_pbh, _mm512_dpbf16_ps, _mm512_loadu_si512,
-    _mm512_mask_storeu_epi16, _mm512_maskz_loadu_epi16,
+    _mm512_mask_storeu_epi16, _mm512_maskz_loadu_epi16, _mm512_set1_epi32,
 };
 
 use half::bf16;
 
-use super::{Pairs, run_on};
-use crate::matmul::tile::Rows;
+use super::Pairs;
 use crate::simd::avx512::Avx512;
 
-/// # Safety
-/// The machine has AVX-512 BF16; otherwise as [`crate::matmul::tile::each`].
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
-pub(super) unsafe fn run(rows: &Rows<'_>, x: &[bf16]) {
-    // SAFETY: this function is compiled for the instructions; the rest is the caller's contract.
-    unsafe { run_on::<Avx512Bf16>(rows, x) }
-}
-
+/// AVX-512 with the BF16 extension.
 #[derive(Clone, Copy)]
-struct Avx512Bf16;
+pub(crate) struct Avx512Bf16;
 
 fn mask(n: usize) -> u32 {
     ((1u64 << n) - 1) as u32
@@ -40,6 +32,13 @@ unsafe impl Pairs for Avx512Bf16 {
     unsafe fn load_n(p: *const bf16, n: usize) -> __m512bh {
         // SAFETY: as above.
         unsafe { std::mem::transmute::<__m512i, __m512bh>(_mm512_maskz_loadu_epi16(mask(n), p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn spread(p: *const bf16) -> __m512bh {
+        // SAFETY: the caller's contract; both vector types are 512 plain bits.
+        unsafe {
+            std::mem::transmute::<__m512i, __m512bh>(_mm512_set1_epi32(p.cast::<i32>().read_unaligned()))
+        }
     }
     #[inline(always)]
     unsafe fn store_n(p: *mut bf16, v: __m512bh, n: usize) {
