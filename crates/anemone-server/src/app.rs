@@ -83,6 +83,7 @@ impl App {
                 Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed")
             })
             .fallback(|| async { Refusal::new(StatusCode::NOT_FOUND, "Not Found") })
+            .layer(axum::middleware::from_fn(body::close_unread))
             .with_state(self.clone())
     }
 

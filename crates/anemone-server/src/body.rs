@@ -1,12 +1,20 @@
 //! Bodies of requests: bounded in bytes and in time.
 
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use anemone_decide::Value;
-use axum::body::Body;
-use axum::http::header::CONTENT_LENGTH;
-use axum::http::{HeaderMap, StatusCode};
+use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::Request;
+use axum::http::header::{CONNECTION, CONTENT_LENGTH};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::middleware::Next;
+use axum::response::Response;
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use hyper::body::{Frame, SizeHint};
 
 use crate::refusal::Refusal;
 
@@ -31,6 +39,48 @@ pub(crate) async fn json(headers: &HeaderMap, body: Body, patience: Duration) ->
         }
     })?;
     parse(&bytes.to_bytes())
+}
+
+/// A body that says whether it was read to its end.
+struct Watched {
+    inner: Body,
+    ended: Arc<AtomicBool>,
+}
+
+impl HttpBody for Watched {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        let frame = ready!(Pin::new(&mut self.inner).poll_frame(cx));
+        if frame.is_none() || self.inner.is_end_stream() {
+            self.ended.store(true, Ordering::Relaxed);
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+/// Says in an answer to a request whose body was not read that the connection ends with it, since the rest of the body is in the way.
+pub(crate) async fn close_unread(request: Request, next: Next) -> Response {
+    let ended = Arc::new(AtomicBool::new(request.body().is_end_stream()));
+    let watched = Arc::clone(&ended);
+    let request = request.map(|inner| Body::new(Watched { inner, ended: watched }));
+    let mut response = next.run(request).await;
+    if !ended.load(Ordering::Relaxed) {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
 }
 
 fn parse(bytes: &[u8]) -> Result<Value, Refusal> {

@@ -11,6 +11,7 @@ mod body;
 mod decisions;
 mod error;
 mod key;
+mod linger;
 mod listen;
 mod models;
 mod refusal;

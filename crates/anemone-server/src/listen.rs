@@ -9,6 +9,7 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::linger::Lingering;
 use crate::{App, Error, Result};
 
 /// Connections open at once; others wait to be accepted.
@@ -35,7 +36,8 @@ pub async fn serve(listener: StdListener, app: &App, stop: impl Future<Output = 
         };
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new()).header_read_timeout(HEAD);
-        let connection = graceful.watch(http.serve_connection(TokioIo::new(stream), service.clone()));
+        let connection =
+            graceful.watch(http.serve_connection(TokioIo::new(Lingering::new(stream)), service.clone()));
         tokio::spawn(async move {
             if let Err(error) = connection.await {
                 tracing::debug!(%error, "a connection ended early");

@@ -2,8 +2,9 @@
 
 use anemone_decide::Value;
 use anemone_server::{Key, Options};
+use axum::body::Body;
 
-use crate::support::{demo, post, runtime};
+use crate::support::{demo, post, runtime, send};
 
 const PATH: &str = "/v1/decisions";
 
@@ -52,14 +53,14 @@ fn answers_are_those_of_the_other_route() {
     });
 }
 
-#[test]
-fn wrong_requests_are_refused() {
-    let good = r#"[{"type":"predicate","instructions":"x"}]"#;
-    let one = |question: &str| ask("\"x\"", &format!("[{question}]"));
-    let labels = |n: usize| (0..n).map(|i| format!("{{\"value\":\"o{i}\"}}")).collect::<Vec<_>>().join(",");
-    let choice = |n| one(&format!(r#"{{"type":"choice","instructions":"x","choices":[{}]}}"#, labels(n)));
-    let many = format!("[{}]", [r#"{"type":"predicate","instructions":"x"}"#].repeat(401).join(","));
-    let cases: Vec<(Vec<u8>, u16, &str)> = vec![
+const GOOD: &str = r#"[{"type":"predicate","instructions":"x"}]"#;
+
+type Case = (Vec<u8>, u16, &'static str);
+
+/// Bodies and inputs, and what they are answered.
+fn inputs() -> Vec<Case> {
+    let good = GOOD;
+    vec![
         (b"{".to_vec(), 400, "valid JSON"),
         (b"\xff".to_vec(), 400, "valid JSON"),
         (b"[".repeat(1 << 20), 400, "valid JSON"),
@@ -81,6 +82,69 @@ fn wrong_requests_are_refused() {
             "no call before it",
         ),
         (ask(&format!("\"{}\"", "a".repeat(50_001)), good).into(), 413, "state too large"),
+        (ask("7", good).into(), 400, "'input' must be"),
+        (ask("[7]", good).into(), 400, "'input[0].type' must be a string"),
+        (ask(r#"[{"role":"user"}]"#, good).into(), 400, "'input[0].content' must be"),
+        (ask(r#"[{"role":"user","content":[7]}]"#, good).into(), 400, "'input[0].content[0].type'"),
+        (
+            ask(r#"[{"role":"user","content":[{"type":"input_json","data":7}]}]"#, good).into(),
+            400,
+            "data' must be",
+        ),
+        (
+            ask(r#"[{"role":"system","content":[{"type":"input_json","data":{}}]}]"#, good).into(),
+            400,
+            "use input_text",
+        ),
+        (
+            ask(r#"[{"type":"function_call","call_id":7}]"#, good).into(),
+            400,
+            "'input[0].call_id' must be a string",
+        ),
+        (ask(r#"[{"type":"computer_call"}]"#, good).into(), 400, "which is not supported"),
+        (
+            ask(
+                &format!("[{}]", r#"{"role":"user","content":"x"},"#.repeat(3000).trim_end_matches(',')),
+                good,
+            )
+            .into(),
+            413,
+            "state too large",
+        ),
+        (ask("\"\\ud800\"", good).into(), 400, "unpaired surrogate"),
+    ]
+}
+
+/// Questions, and what they are answered.
+fn questions() -> Vec<Case> {
+    let one = |question: &str| ask("\"x\"", &format!("[{question}]"));
+    let labels = |n: usize| (0..n).map(|i| format!("{{\"value\":\"o{i}\"}}")).collect::<Vec<_>>().join(",");
+    let levels = |n: usize| labels(n).replace("value", "label");
+    let choice = |n| one(&format!(r#"{{"type":"choice","instructions":"x","choices":[{}]}}"#, labels(n)));
+    let many = format!("[{}]", [r#"{"type":"predicate","instructions":"x"}"#].repeat(401).join(","));
+    vec![
+        (one(r#"{"type":"predicate","instructions":"x","name":7}"#).into(), 400, "'questions[0].name'"),
+        (one(r#"{"type":"predicate","instructions":[]}"#).into(), 400, "'questions[0].instructions'"),
+        (
+            one(r#"{"type":"choice","instructions":"x","choices":[{"value":7},{"value":"a"}]}"#).into(),
+            400,
+            "a string or a boolean",
+        ),
+        (
+            one(r#"{"type":"choice","instructions":"x","choices":{"a":1}}"#).into(),
+            400,
+            "'questions[0].choices' must be a list",
+        ),
+        (
+            one(r#"{"type":"score","instructions":"x","levels":[{"label":"a","description":7}]}"#).into(),
+            400,
+            "description' must be a string",
+        ),
+        (
+            one(&format!(r#"{{"type":"score","instructions":"x","levels":[{}]}}"#, levels(10_000))).into(),
+            413,
+            "too many options in all",
+        ),
         (ask("\"x\"", "[]").into(), 400, "'questions' must be a list"),
         (ask("\"x\"", "{}").into(), 400, "'questions' must be a list"),
         (ask("\"x\"", &many).into(), 413, "(401 > 400)"),
@@ -94,10 +158,14 @@ fn wrong_requests_are_refused() {
             400,
             "are equal",
         ),
-    ];
+    ]
+}
+
+#[test]
+fn wrong_requests_are_refused() {
     runtime().block_on(async {
         let app = demo(Options::default());
-        for (i, (body, status, fragment)) in cases.into_iter().enumerate() {
+        for (i, (body, status, fragment)) in inputs().into_iter().chain(questions()).enumerate() {
             let answer = post(&app, PATH, body).await;
             let error = answer.json().get("error").unwrap().clone();
             assert_eq!(answer.status.as_u16(), status, "{i}: {}", answer.text);
@@ -108,8 +176,15 @@ fn wrong_requests_are_refused() {
             );
             assert_eq!(error.get("type"), Some(&Value::text("invalid_request_error")));
         }
+        for method in ["GET", "PUT", "DELETE", "PATCH", "OPTIONS"] {
+            let answer = send(&app, method, PATH, &[], Body::empty()).await;
+            assert_eq!((answer.status.as_u16(), answer.header("allow")), (405, Some("POST")), "{method}");
+        }
+        let announced = send(&app, "POST", PATH, &[("content-length", "99999999999")], Body::empty()).await;
+        assert_eq!(announced.status, 413, "{}", announced.text);
+        assert_eq!(post(&app, PATH, ask("\"x\"", GOOD)).await.status, 200, "the server goes on");
         let app = demo(Options { key: Some(Key::new("sesame").unwrap()), ..Options::default() });
-        let answer = post(&app, PATH, ask("\"x\"", good)).await;
+        let answer = post(&app, PATH, ask("\"x\"", GOOD)).await;
         assert!(answer.status == 401 && answer.text.contains("invalid_api_key"), "{}", answer.text);
     });
 }

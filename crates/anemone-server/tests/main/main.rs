@@ -7,3 +7,4 @@ mod exchanges;
 mod hostile;
 mod sockets;
 mod support;
+mod wire;

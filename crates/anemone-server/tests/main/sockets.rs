@@ -12,14 +12,14 @@ use crate::support::{demo, runtime};
 const BODY: &str = r#"{"state":"x","questions":{"q":{"type":"noul","instructions":"x"}}}"#;
 
 /// A server that runs until it is dropped.
-struct Running {
-    address: SocketAddr,
+pub(crate) struct Running {
+    pub(crate) address: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
 impl Running {
-    fn new(app: App) -> Self {
+    pub(crate) fn new(app: App) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
@@ -43,7 +43,7 @@ impl Running {
         stream
     }
 
-    fn ask(&self) -> String {
+    pub(crate) fn ask(&self) -> String {
         read(self.open(BODY, BODY.len()))
     }
 
