@@ -133,6 +133,11 @@ impl Decider {
         &self.vocabulary
     }
 
+    /// The calibration.
+    pub fn calibration(&self) -> &Calibration {
+        &self.calibration
+    }
+
     /// The calibration, to be changed or replaced.
     pub fn calibration_mut(&mut self) -> &mut Calibration {
         &mut self.calibration

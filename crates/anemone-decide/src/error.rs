@@ -112,6 +112,14 @@ pub enum Error {
         #[source]
         source: anemone_mil::ExecutorError,
     },
+    /// A recorded reference cannot be used.
+    #[error("{at} {problem}")]
+    Reference {
+        /// Place in the file.
+        at: String,
+        /// What is wrong and what to do.
+        problem: String,
+    },
     /// A converted model's outputs are not finite.
     #[error(
         "row {row}: the outputs of function `{function}` are not finite; its activations are beyond fp16: run the checkpoint on the CPU engine"

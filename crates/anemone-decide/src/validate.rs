@@ -1,6 +1,8 @@
 //! Whether a converted model still decides as the one it was made from.
 
+use crate::answer::Answer;
 use crate::decider::{Decision, Decisions};
+use crate::value::Value;
 
 /// What is compared, and how far apart it may be.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -15,6 +17,89 @@ impl Default for Bar {
     }
 }
 
+/// What must hold of every row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Rule {
+    /// The likeliest option is the reference's, but for ties.
+    BestOption,
+    /// No calibrated probability is off by more than the tolerance.
+    Probability,
+    /// No probability of the action is.
+    Action,
+    /// Every number is finite.
+    Finite,
+    /// The tokens and markers are the reference's.
+    Tokens,
+    /// The usage is.
+    Usage,
+    /// Repeated calls give the same, to the bit.
+    Repeats,
+    /// The reference's answers are those its scores give with the model's calibration.
+    Calibration,
+}
+
+impl Rule {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::BestOption,
+        Self::Probability,
+        Self::Action,
+        Self::Finite,
+        Self::Tokens,
+        Self::Usage,
+        Self::Repeats,
+        Self::Calibration,
+    ];
+
+    /// Its name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::BestOption => "best_option",
+            Self::Probability => "probability",
+            Self::Action => "action",
+            Self::Finite => "finite",
+            Self::Tokens => "tokens",
+            Self::Usage => "usage",
+            Self::Repeats => "repeats",
+            Self::Calibration => "calibration",
+        }
+    }
+}
+
+/// A rule that a row breaks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// The rule.
+    pub rule: Rule,
+    /// The row and what is wrong with it.
+    pub line: String,
+}
+
+/// What the reference says of a question.
+#[derive(Debug, Clone)]
+pub struct Expected<'a> {
+    /// Token ids of the row.
+    pub ids: &'a [u32],
+    /// Places of the markers.
+    pub markers: &'a [usize],
+    /// What was read, when it is known.
+    pub usage: Option<Value>,
+    /// The answer.
+    pub answer: &'a Answer,
+}
+
+impl<'a> Expected<'a> {
+    /// An answer that was just given.
+    pub fn of(decision: &'a Decision) -> Self {
+        Self {
+            ids: &decision.prompt.ids,
+            markers: &decision.prompt.markers,
+            usage: Some(Decisions(vec![decision.clone()]).usage()),
+            answer: &decision.answer,
+        }
+    }
+}
+
 /// Rows compared so far.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Validation {
@@ -23,12 +108,12 @@ pub struct Validation {
     pub validated: usize,
     /// Rows whose best option was the same.
     pub agreed: usize,
-    /// Rows whose best option was another where the reference holds the best two closer together than twice the tolerance.
+    /// Rows whose best option was another where the reference holds the best two closer together than [`Validation::tie_margin`].
     pub ties: Vec<String>,
     /// Rows that could not be compared, and why.
     pub skipped: Vec<String>,
     /// What does not pass.
-    pub failures: Vec<String>,
+    pub failures: Vec<Failure>,
     /// Largest error of a calibrated probability.
     pub probability_error: f64,
     /// Largest error of an action probability.
@@ -41,38 +126,51 @@ impl Validation {
         Self { bar, ..Self::default() }
     }
 
-    /// Compares repeated answers to one question with the reference's; `name` is the row's in reports.
-    pub fn add(&mut self, name: &str, found: &[Decisions], expected: &Decisions) {
-        self.validated += 1;
-        let first = found.first().and_then(|d| Some((d, d.0.first()?)));
-        let (Some((decisions, ours)), Some(theirs)) = (first, expected.0.first()) else {
-            return self.fail(name, "has no answer");
-        };
-        if found.iter().any(|again| again != decisions) {
-            self.fail(name, "repeated calls differ");
-        }
-        if decisions.usage() != expected.usage() {
-            self.fail(name, "the usage differs");
-        }
-        if ours.prompt != theirs.prompt {
-            return self.fail(name, "the tokens differ");
-        }
-        self.compare(name, ours, theirs);
+    /// How far apart the reference must hold the best two options for another best one to be a failure: both may be off by the
+    /// tolerance.
+    pub fn tie_margin(&self) -> f64 {
+        2.0 * self.bar.tolerance
     }
 
-    fn compare(&mut self, name: &str, ours: &Decision, theirs: &Decision) {
-        let (p, q) = (ours.answer.probabilities(), theirs.answer.probabilities());
-        let act = (ours.answer.act_probability() - theirs.answer.act_probability()).abs();
+    /// Compares repeated answers to one question with the reference's; `name` is the row's in reports.
+    pub fn add(&mut self, name: &str, found: &[Decision], expected: &Expected<'_>) {
+        self.validated += 1;
+        let Some(ours) = found.first() else {
+            return self.fail(Rule::Repeats, name, "has no answer");
+        };
+        // Not by `==`, which a NaN would break.
+        let scores = |d: &Decision| -> Vec<u32> {
+            d.scores.logits.iter().chain(&d.scores.action_logits).map(|v| v.to_bits()).collect()
+        };
+        let same = |again: &Decision| again.prompt == ours.prompt && scores(again) == scores(ours);
+        if !found.iter().all(same) {
+            self.fail(Rule::Repeats, name, "repeated calls differ");
+        }
+        let usage = Decisions(vec![ours.clone()]).usage();
+        if expected.usage.as_ref().is_some_and(|expected| *expected != usage) {
+            self.fail(Rule::Usage, name, "the usage differs");
+        }
+        if ours.prompt.ids != expected.ids || ours.prompt.markers != expected.markers {
+            return self.fail(Rule::Tokens, name, "the tokens differ");
+        }
+        self.compare(name, &ours.answer, expected.answer);
+    }
+
+    fn compare(&mut self, name: &str, ours: &Answer, theirs: &Answer) {
+        let (p, q) = (ours.probabilities(), theirs.probabilities());
+        let act = (ours.act_probability() - theirs.act_probability()).abs();
         let pairs = p.iter().zip(q);
         let largest =
             pairs.fold(0.0f64, |most, (p, q)| if (p - q).abs() <= most { most } else { (p - q).abs() });
         if !largest.is_finite() || !act.is_finite() {
-            return self.fail(name, "a probability is not finite");
+            return self.fail(Rule::Finite, name, "a probability is not finite");
         }
         let tolerance = self.bar.tolerance;
-        for (what, error) in [("a probability", largest), ("the action's probability", act)] {
+        for (rule, what, error) in
+            [(Rule::Probability, "a probability", largest), (Rule::Action, "the action's probability", act)]
+        {
             if error > tolerance {
-                self.fail(name, &format!("{what} is off by {error:.5}, more than {tolerance}"));
+                self.fail(rule, name, &format!("{what} is off by {error:.5}, more than {tolerance}"));
             }
         }
         self.probability_error = self.probability_error.max(largest);
@@ -80,15 +178,14 @@ impl Validation {
         let ((found, _), (expected, margin)) = (best(p), best(q));
         if found == expected {
             self.agreed += 1;
-        } else if margin < 2.0 * tolerance {
-            self.ties.push(format!(
-                "{name}: option {found} instead of {expected}, {margin:.5} apart in the reference"
-            ));
+            return;
+        }
+        let problem =
+            format!("option {found} is best instead of {expected}, {margin:.5} apart in the reference");
+        if margin < self.tie_margin() {
+            self.ties.push(format!("{name}: {problem}"));
         } else {
-            self.fail(
-                name,
-                &format!("option {found} is best instead of {expected}, {margin:.5} apart in the reference"),
-            );
+            self.fail(Rule::BestOption, name, &problem);
         }
     }
 
@@ -97,9 +194,14 @@ impl Validation {
         self.skipped.push(format!("{name}: {reason}"));
     }
 
-    /// Counts a row that ran and gave no answer.
-    pub fn fail(&mut self, name: &str, problem: &str) {
-        self.failures.push(format!("{name}: {problem}"));
+    /// Counts a rule that a row breaks.
+    pub fn fail(&mut self, rule: Rule, name: &str, problem: &str) {
+        self.failures.push(Failure { rule, line: format!("{name}: {problem}") });
+    }
+
+    /// Whether every row that was compared keeps a rule.
+    pub fn keeps(&self, rule: Rule) -> bool {
+        self.failures.iter().all(|failure| failure.rule != rule)
     }
 
     /// Whether something was compared and all of it passed.
@@ -120,10 +222,10 @@ fn best(p: &[f64]) -> (usize, f64) {
 mod tests {
     use super::*;
     use crate::prompt::Prompt;
-    use crate::{Answer, Calibration, Kind, Question};
+    use crate::{Calibration, Kind, Question};
     use anemone_cpu::Scores;
 
-    fn decided(logits: &[f32], action: [f32; 2]) -> Decisions {
+    fn decided(logits: &[f32], action: [f32; 2]) -> Decision {
         let criteria = r#"{"q": {"type": "choice", "instructions": "?", "criteria": ["a", "b", "c"]}}"#;
         let question = &Question::parse_all(&crate::Value::parse(criteria).unwrap()).unwrap()[0];
         assert_eq!(question.kind, Kind::Choice);
@@ -139,12 +241,12 @@ mod tests {
         };
         let answer = Answer::new(question, logits, &action, &calibration, None, None);
         let scores = Scores { logits: logits.to_vec(), action_logits: action.to_vec() };
-        Decisions(vec![Decision { id: "q".into(), prompt, scores, answer }])
+        Decision { id: "q".into(), prompt, scores, answer }
     }
 
-    fn validated(found: &[Decisions], expected: &Decisions) -> Validation {
+    fn validated(found: &[Decision], expected: &Decision) -> Validation {
         let mut validation = Validation::new(Bar::default());
-        validation.add("row", found, expected);
+        validation.add("row", found, &Expected::of(expected));
         validation
     }
 
@@ -155,19 +257,24 @@ mod tests {
         let near = decided(&[2.02, 1.0, 0.0], [1.0, 0.01]);
         let same = validated(&[near.clone(), near.clone()], &expected);
         assert!(same.passed() && same.agreed == 1 && same.probability_error > 0.0);
-        let fails = |found: &[Decisions], what: &str| {
+        let fails = |found: &[Decision], rule: Rule, what: &str| {
             let validation = validated(found, &expected);
-            let named = validation.failures.iter().any(|f| f.contains(what));
-            assert!(!validation.passed() && named, "{validation:?}");
+            let named = validation.failures.iter().any(|f| f.line.contains(what));
+            assert!(!validation.passed() && named && !validation.keeps(rule), "{validation:?}");
         };
-        fails(&[near, expected.clone()], "repeated calls differ");
-        fails(&[decided(&[2.2, 1.0, 0.0], [1.0, 0.0])], "a probability is off by 0.0");
-        fails(&[decided(&[2.0, 1.0, 0.0], [1.0, 0.2])], "the action's probability is off by 0.0");
-        fails(&[decided(&[f32::NAN, 1.0, 0.0], [1.0, 0.0])], "not finite");
-        fails(&[decided(&[2.0, 1.0, 0.0], [f32::NAN, 0.0])], "not finite");
+        fails(&[near, expected.clone()], Rule::Repeats, "repeated calls differ");
+        fails(&[decided(&[2.2, 1.0, 0.0], [1.0, 0.0])], Rule::Probability, "a probability is off by 0.0");
+        fails(
+            &[decided(&[2.0, 1.0, 0.0], [1.0, 0.2])],
+            Rule::Action,
+            "the action's probability is off by 0.0",
+        );
+        fails(&[decided(&[f32::NAN, 1.0, 0.0], [1.0, 0.0])], Rule::Finite, "not finite");
+        fails(&[decided(&[2.0, 1.0, 0.0], [f32::NAN, 0.0])], Rule::Finite, "not finite");
         let mut longer = expected.clone();
-        longer.0[0].prompt.ids.push(0);
-        fails(&[longer], "the usage differs");
+        longer.prompt.ids.push(0);
+        fails(&[longer.clone()], Rule::Usage, "the usage differs");
+        fails(&[longer], Rule::Tokens, "the tokens differ");
     }
 
     #[test]
@@ -177,6 +284,6 @@ mod tests {
         assert!(other.passed() && other.agreed == 0 && other.ties.len() == 1, "{other:?}");
         let clear = decided(&[1.12, 1.0, 0.0], [1.0, 0.0]);
         let other = validated(&[decided(&[1.0, 1.12, 0.0], [1.0, 0.0])], &clear);
-        assert!(other.failures.iter().any(|f| f.contains("option 1 is best instead of 0")), "{other:?}");
+        assert!(other.failures.iter().any(|f| f.line.contains("option 1 is best instead of 0")), "{other:?}");
     }
 }

@@ -1,12 +1,16 @@
+mod record;
 mod rows;
 
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anemone_bundle::{Bundle, DecisionBundle};
+use anemone_bundle::{Bundle, DecisionBundle, Source};
 use anemone_cpu::LayaOptions;
-use anemone_decide::{Bar, Decider, Error, Question, Request, Validation, Value};
+use anemone_decide::{
+    Answer, Bar, Decider, Decision, Error, Expected, Question, RecordedCase, RecordedRow, Request, Rule,
+    Validation, Value,
+};
 use anemone_emulator::Profile;
 use anyhow::{Context, Result, bail, ensure};
 use clap::builder::RangedU64ValueParser;
@@ -14,26 +18,40 @@ use serde_json::json;
 
 use crate::args::{EngineName, ModelArgs, ProfileName};
 use crate::cli::Shell;
+use crate::commands::decide::input::Asked;
 use crate::commands::{convert, decide};
 use crate::{demo, model, output};
 
 /// Most lines of each kind the table lists.
 const LISTED: usize = 20;
 
-/// Compare a decision model's bundle with the checkpoint it was made from
+/// Compare a decision model's bundle with the checkpoint it was made from, or with a recorded reference
 ///
-/// Every question goes through the bundle and through the checkpoint in f32. It passes when the best option is the same wherever
-/// the reference's best two are at least twice --tolerance apart (others are listed as ties), when no calibrated probability and
-/// no action probability is off by more than --tolerance, when repeated calls and token counts are equal, and when at least one
-/// row was compared. Rows that fit no function are counted as not validated. Exits with 1 otherwise. For language models see
-/// `verify`, whose prompts, passes and cosines a decision model has not.
+/// Every question goes through the bundle, --repeats times, and through the checkpoint in f32, or --reference says what came out
+/// there. It passes when the best option is the same wherever the reference's best two are at least twice --tolerance apart
+/// (others are listed as ties), when no calibrated probability and no action probability is off by more than --tolerance, when
+/// everything is finite and repeated calls, tokens and usage are equal, and when at least one row was compared. Rows that fit no
+/// function are counted as not validated. Exits with 1 otherwise. For language models see `verify`, whose prompts, passes and
+/// cosines a decision model has not.
+///
+/// A reference is JSON: `source_weights_sha256` (of model.safetensors) or `source_files_sha256` (by file name), and `cases`, each with
+/// `state`, `questions` and in their order `items` ({`ids`, `markers`, `qtype`, and `usage` where it was kept}), `logits`,
+/// `action_logits`, and `answers` by id where they were kept. --record writes one; one of another source is refused.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  anemone validate --bundle laya.bundle --model ./laya\n  \
-                  anemone validate --bundle laya.bundle --model ./laya --batch tickets.jsonl --repeats 10 --json")]
+                  anemone validate --bundle laya.bundle --model ./laya --batch tickets.jsonl --repeats 10 --json\n  \
+                  anemone validate --record laya.reference.json --model ./laya --batch tickets.jsonl\n  \
+                  anemone validate --bundle laya.bundle --reference laya.reference.json")]
 pub(crate) struct Args {
     /// Bundle to validate
-    #[arg(long, value_name = "DIR", help_heading = "Model")]
-    bundle: PathBuf,
+    #[arg(long, value_name = "DIR", help_heading = "Model", required_unless_present = "record")]
+    bundle: Option<PathBuf>,
+    /// Compare with this recorded reference, and not with a checkpoint
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "batch", "max_len"])]
+    reference: Option<PathBuf>,
+    /// Write what the checkpoint answers in f32 as a reference; validate nothing
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["bundle", "reference", "profile", "repeats", "pack", "tolerance"])]
+    record: Option<PathBuf>,
     /// JSONL file of rows: {"state", "questions" or "question"} [default: some of our own]
     #[arg(long, short = 'b', value_name = "FILE")]
     batch: Option<PathBuf>,
@@ -46,6 +64,9 @@ pub(crate) struct Args {
     /// Calls for each row, which must be identical
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = RangedU64ValueParser::<usize>::new().range(1..=1000), allow_negative_numbers = true)]
     repeats: usize,
+    /// Let the questions about a state share rows, as decide --pack does
+    #[arg(long)]
+    pack: bool,
     /// Tokens of a question with its options and the state [default: the model's own limit]
     #[arg(long, value_name = "N")]
     max_len: Option<usize>,
@@ -72,11 +93,22 @@ fn share(text: &str) -> Result<f64, String> {
     }
 }
 
-/// A state and one question about it.
-struct Row {
+/// A state and the questions about it.
+struct Case {
     name: String,
     state: Value,
-    question: Question,
+    questions: Vec<Question>,
+    /// The questions as they were given.
+    definitions: Value,
+    /// The row of each question, where a reference has it.
+    rows: Vec<RecordedRow>,
+}
+
+impl Case {
+    fn new(name: String, state: Value, asked: &Asked) -> Self {
+        let definitions = asked.definitions.clone().unwrap_or(Value::Null);
+        Self { name, state, questions: asked.questions.clone(), definitions, rows: Vec::new() }
+    }
 }
 
 pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
@@ -87,23 +119,63 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
         }
         EngineName::Coreml => bail!("--engine coreml is not in this version; use --engine emulator"),
     }
-    let label = || format!("--bundle {}", args.bundle.display());
+    let threads = args.threads.unwrap_or_else(crate::machine::threads);
+    let exact = LayaOptions { threads, reduced: false };
+    let Some(path) = &args.bundle else { return record::run(args, exact, shell) };
+    let label = || format!("--bundle {}", path.display());
     ensure!(
-        DecisionBundle::is_at(&args.bundle) || !Bundle::is_bundle(&args.bundle),
+        DecisionBundle::is_at(path) || !Bundle::is_bundle(path),
         "{}: this is the bundle of a language model; use `verify`",
         label()
     );
-    let bundle = DecisionBundle::open(&args.bundle).with_context(label)?;
-    let source = &bundle.manifest().source;
-    ensure!(
-        args.model.model.is_some() || source.sha256 == demo::decision::sha256(),
-        "no reference: the bundle was made from `{}`; give that checkpoint with --model",
-        source.name
-    );
-    let rows = match &args.batch {
-        Some(path) => rows::read(path, args.questions.as_deref())?,
-        None => rows::own()?,
+    let bundle = DecisionBundle::open(path).with_context(label)?;
+    let source = bundle.manifest().source.clone();
+    let (cases, max_len, mut live) = if let Some(path) = &args.reference {
+        let reference = record::read(path, &source)?;
+        let case = |case: RecordedCase| Case {
+            name: case.name,
+            state: case.state,
+            questions: case.questions,
+            definitions: Value::Null,
+            rows: case.rows,
+        };
+        (reference.cases.into_iter().map(case).collect(), reference.max_len, None)
+    } else {
+        let cases = cases(args)?;
+        ensure!(
+            args.model.model.is_some() || source.sha256 == demo::decision::sha256(),
+            "no reference: the bundle was made from `{}`; give that checkpoint with --model, or a recorded --reference",
+            source.name
+        );
+        (cases, args.max_len, Some(checkpoint(args, &source, exact, shell)?))
     };
+    let profile = if args.profile == Some(ProfileName::F32) { Profile::F32 } else { Profile::Fp16 };
+    let mut subject = decide::emulated::open(bundle, profile, threads)?;
+    if args.pack {
+        subject.pack()?;
+    }
+    let request = Request { max_len, ..Request::default() };
+    let comparison =
+        Comparison { args, request, validation: Validation::new(Bar { tolerance: args.tolerance }) };
+    let validation = comparison.run(&cases, &mut subject, live.as_mut(), shell)?;
+    let rows = cases.iter().map(|case| case.questions.len()).sum();
+    if args.json {
+        output::json(&report(args, rows, profile, &source.name, &validation))?;
+    } else {
+        output::data(&table(args, path, rows, profile, &validation))?;
+    }
+    Ok(if validation.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn cases(args: &Args) -> Result<Vec<Case>> {
+    match &args.batch {
+        Some(path) => rows::read(path, args.questions.as_deref()),
+        None => rows::own(),
+    }
+}
+
+/// The checkpoint a bundle was made from, in f32.
+fn checkpoint(args: &Args, source: &Source, exact: LayaOptions, shell: &Shell) -> Result<Decider> {
     let checkpoint = model::open_decision(&args.model, shell)?;
     let sha256 = convert::decision::sha256(&checkpoint)?;
     let names = sha256.keys().chain(source.sha256.keys());
@@ -114,88 +186,182 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
             checkpoint.name()
         );
     }
-    let threads = args.threads.unwrap_or_else(crate::machine::threads);
-    let profile = if args.profile == Some(ProfileName::F32) { Profile::F32 } else { Profile::Fp16 };
-    let mut subject = decide::emulated::open(bundle.clone(), profile, threads)?;
-    let mut reference = Decider::load(&checkpoint, LayaOptions { threads, reduced: false })?;
-    let validation = compare(args, &rows, &mut subject, &mut reference, shell)?;
-    if args.json {
-        output::json(&json!({
-            "passed": validation.passed(),
-            "rows": rows.len(),
-            "validated": validation.validated,
-            "not_validated": validation.skipped,
-            "agreed": validation.agreed,
-            "ties": validation.ties,
-            "max_probability_error": validation.probability_error,
-            "max_action_error": validation.action_error,
-            "tolerance": args.tolerance,
-            "repeats": args.repeats,
-            "engine": "emulator",
-            "profile": profile.name(),
-            "source": source.name,
-            "failures": validation.failures,
-        }))?;
-    } else {
-        output::data(&table(args, rows.len(), profile, &validation))?;
-    }
-    Ok(if validation.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(Decider::load(&checkpoint, exact)?)
 }
 
-fn compare(
-    args: &Args,
-    rows: &[Row],
-    subject: &mut Decider,
-    reference: &mut Decider,
-    shell: &Shell,
-) -> Result<Validation> {
-    let bar = indicatif::ProgressBar::new(rows.len() as u64);
-    if shell.quiet {
-        bar.set_draw_target(indicatif::ProgressDrawTarget::hidden());
-    }
-    let request = Request { max_len: args.max_len, ..Request::default() };
-    let mut validation = Validation::new(Bar { tolerance: args.tolerance });
-    for row in rows {
-        bar.inc(1);
-        let questions = std::slice::from_ref(&row.question);
-        let expected = match reference.decide(&row.state, questions, &request) {
-            Ok(expected) => expected,
-            Err(error) if error.is_request() => {
-                validation.skip(&row.name, &error.to_string());
-                continue;
+/// Rows that are compared, and how it goes.
+struct Comparison<'a> {
+    args: &'a Args,
+    request: Request,
+    validation: Validation,
+}
+
+/// What is expected of a question.
+enum Known<'a> {
+    Given(Decision),
+    Recorded(&'a RecordedRow),
+}
+
+impl Comparison<'_> {
+    /// Compares every question with its recorded row, or with what `live` gives.
+    fn run(
+        mut self,
+        cases: &[Case],
+        subject: &mut Decider,
+        mut live: Option<&mut Decider>,
+        shell: &Shell,
+    ) -> Result<Validation> {
+        let bar = indicatif::ProgressBar::new(cases.len() as u64);
+        if shell.quiet {
+            bar.set_draw_target(indicatif::ProgressDrawTarget::hidden());
+        }
+        for case in cases {
+            bar.inc(1);
+            let (mut asked, mut known) = (Vec::new(), Vec::new());
+            for (i, question) in case.questions.iter().enumerate() {
+                let name = format!("{} `{}`", case.name, question.id);
+                let one = std::slice::from_ref(question);
+                let prompt = match subject.prompts(&case.state, one, &self.request) {
+                    Ok(mut prompts) => prompts.remove(0),
+                    Err(error) if error.is_request() => {
+                        self.validation.skip(&name, &error.to_string());
+                        continue;
+                    }
+                    Err(error) => return Err(error).context(name),
+                };
+                let expected = match &mut live {
+                    Some(live) => {
+                        let given = live.decide(&case.state, one, &self.request);
+                        Known::Given(given.with_context(|| format!("{name}, the reference"))?.0.remove(0))
+                    }
+                    None => Known::Recorded(&case.rows[i]),
+                };
+                if let Known::Recorded(row) = &expected
+                    && row.ids != prompt.ids
+                {
+                    self.validation.validated += 1;
+                    self.validation.fail(Rule::Tokens, &name, "the tokens differ");
+                    continue;
+                }
+                if let Err(problem) = subject.engine().admits(prompt.ids.len(), prompt.markers.len()) {
+                    self.validation.skip(&name, &problem);
+                    continue;
+                }
+                asked.push(question.clone());
+                known.push((name, expected));
             }
-            Err(error) => return Err(error).with_context(|| format!("{}, the reference", row.name)),
-        };
-        let prompt = &expected.0[0].prompt;
-        if let Err(problem) = subject.engine().admits(prompt.ids.len(), prompt.markers.len()) {
-            validation.skip(&row.name, &problem);
-            continue;
+            if !asked.is_empty() {
+                self.compare(&case.state, &asked, &known, subject)?;
+            }
         }
-        let again = |_| subject.decide(&row.state, questions, &request);
-        match (0..args.repeats).map(again).collect::<Result<Vec<_>, Error>>() {
-            Ok(found) => validation.add(&row.name, &found, &expected),
-            Err(error @ Error::NotFinite { .. }) => validation.fail(&row.name, &error.to_string()),
-            Err(error) => return Err(error).context(row.name.clone()),
-        }
+        bar.finish_and_clear();
+        Ok(self.validation)
     }
-    bar.finish_and_clear();
-    Ok(validation)
+
+    /// Asks all questions together, as often as asked for.
+    fn compare(
+        &mut self,
+        state: &Value,
+        asked: &[Question],
+        known: &[(String, Known<'_>)],
+        subject: &mut Decider,
+    ) -> Result<()> {
+        let again = |_| subject.decide(state, asked, &self.request);
+        let found = match (0..self.args.repeats).map(again).collect::<Result<Vec<_>, Error>>() {
+            Ok(found) => found,
+            // One of several: each alone shows which.
+            Err(Error::NotFinite { .. }) if asked.len() > 1 => {
+                for (question, known) in asked.iter().zip(known) {
+                    let (question, known) = (std::slice::from_ref(question), std::slice::from_ref(known));
+                    self.compare(state, question, known, subject)?;
+                }
+                return Ok(());
+            }
+            Err(error @ Error::NotFinite { .. }) => {
+                self.validation.validated += 1;
+                self.validation.fail(Rule::Finite, &known[0].0, &error.to_string());
+                return Ok(());
+            }
+            Err(error) => return Err(error).context(known.first().map_or(String::new(), |k| k.0.clone())),
+        };
+        for (i, (name, known)) in known.iter().enumerate() {
+            let found: Vec<Decision> = found.iter().map(|decisions| decisions.0[i].clone()).collect();
+            match known {
+                Known::Given(decision) => self.validation.add(name, &found, &Expected::of(decision)),
+                Known::Recorded(row) => {
+                    let language = self.request.language.as_deref();
+                    let answer = Answer::new(
+                        &asked[i],
+                        &row.logits,
+                        &row.action_logits,
+                        subject.calibration(),
+                        language,
+                        None,
+                    );
+                    if !row.agrees(&answer) {
+                        let problem = "the recorded answer is not the one its scores give with the bundle's calibration";
+                        self.validation.fail(Rule::Calibration, name, problem);
+                    }
+                    let (ids, markers, usage) = (&row.ids[..], &row.markers[..], row.usage.clone());
+                    self.validation.add(name, &found, &Expected { ids, markers, usage, answer: &answer });
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
-fn table(args: &Args, rows: usize, profile: Profile, validation: &Validation) -> String {
+fn report(args: &Args, rows: usize, profile: Profile, source: &str, v: &Validation) -> serde_json::Value {
+    let rules: serde_json::Map<String, serde_json::Value> =
+        Rule::ALL.into_iter().map(|rule| (rule.name().to_owned(), v.keeps(rule).into())).collect();
+    let lines: Vec<&str> = v.failures.iter().map(|failure| failure.line.as_str()).collect();
+    json!({
+        "passed": v.passed(),
+        "rows": rows,
+        "validated": v.validated,
+        "not_validated": v.skipped,
+        "agreed": v.agreed,
+        "ties": v.ties,
+        "tie_margin": v.tie_margin(),
+        "max_probability_error": v.probability_error,
+        "max_action_error": v.action_error,
+        "tolerance": args.tolerance,
+        "rules": rules,
+        "repeats": args.repeats,
+        "packed": args.pack,
+        "engine": "emulator",
+        "profile": profile.name(),
+        "source": source,
+        "reference": args.reference.as_ref().map(|path| path.display().to_string()),
+        "failures": lines,
+    })
+}
+
+fn table(args: &Args, bundle: &Path, rows: usize, profile: Profile, v: &Validation) -> String {
     let mut out = String::new();
-    let v = validation;
-    let _ = writeln!(out, "bundle         {}", args.bundle.display());
-    let _ = writeln!(out, "engine         emulator, {profile}; {} calls for each row", args.repeats);
+    let _ = writeln!(out, "bundle         {}", bundle.display());
+    let packed = if args.pack { ", questions sharing rows" } else { "" };
+    let _ = writeln!(out, "engine         emulator, {profile}; {} calls for each row{packed}", args.repeats);
     let _ = writeln!(out, "validated      {} of {rows} rows", v.validated);
-    let _ = writeln!(out, "best option    the same in {}, a tie in {}", v.agreed, v.ties.len());
+    let _ = writeln!(
+        out,
+        "best option    the same in {}, a tie in {} (the reference's best two less than {} apart)",
+        v.agreed,
+        v.ties.len(),
+        v.tie_margin()
+    );
     let _ = writeln!(
         out,
         "probabilities  off by {:.5} at most, {} is allowed",
         v.probability_error, args.tolerance
     );
     let _ = writeln!(out, "action         off by {:.5} at most", v.action_error);
-    for (what, list) in [("tie", &v.ties), ("not validated", &v.skipped), ("failed", &v.failures)] {
+    let broken: Vec<&str> = Rule::ALL.into_iter().filter(|rule| !v.keeps(*rule)).map(Rule::name).collect();
+    if !broken.is_empty() {
+        let _ = writeln!(out, "rules broken   {}", broken.join(", "));
+    }
+    let failures: Vec<String> = v.failures.iter().map(|failure| failure.line.clone()).collect();
+    for (what, list) in [("tie", &v.ties), ("not validated", &v.skipped), ("failed", &failures)] {
         for line in list.iter().take(LISTED) {
             let _ = writeln!(out, "{what}: {line}");
         }

@@ -20,4 +20,5 @@ mod support;
 mod tables;
 #[cfg(target_os = "linux")]
 mod terminal;
+mod validate;
 mod verify;

@@ -10,6 +10,8 @@ use crate::files;
 #[derive(Debug, Clone, Default)]
 pub(in crate::commands) struct Asked {
     pub(in crate::commands) questions: Vec<Question>,
+    /// The questions as they were given.
+    pub(in crate::commands) definitions: Option<Value>,
     state_key: Option<String>,
 }
 
@@ -23,14 +25,16 @@ impl Asked {
             Some(Value::Text(key)) => Some(key.clone()),
             Some(other) => bail!("`state_key` is {}, expected a string", other.kind()),
         };
-        Ok(Self { questions: Question::parse_all(wrapped.unwrap_or(value))?, state_key })
+        let definitions = wrapped.unwrap_or(value);
+        let questions = Question::parse_all(definitions)?;
+        Ok(Self { questions, definitions: Some(definitions.clone()), state_key })
     }
 
     /// A ready-made set.
     pub(super) fn preset(name: &str) -> Result<Self> {
         let preset = Preset::named(name)?;
         let questions = Question::parse_all(&preset.questions)?;
-        Ok(Self { questions, state_key: Some(preset.state_key) })
+        Ok(Self { questions, definitions: Some(preset.questions), state_key: Some(preset.state_key) })
     }
 
     /// The state under the name the questions call it by; an object has its names.

@@ -3,7 +3,7 @@ use std::path::Path;
 use anemone_decide::Value;
 use anyhow::{Context, Result, ensure};
 
-use super::Row;
+use super::Case;
 use crate::commands::decide::input::{self, Asked};
 use crate::files;
 
@@ -29,21 +29,21 @@ const QUESTIONS: &str = r#"{
     "urgent": {"type": "noul", "instructions": "It cannot wait until tomorrow."}}"#;
 
 /// The rows that are compared when none are given.
-pub(super) fn own() -> Result<Vec<Row>> {
+pub(super) fn own() -> Result<Vec<Case>> {
     let asked = input::questions(QUESTIONS)?;
-    let mut rows = Vec::new();
+    let mut cases = Vec::new();
     for (i, state) in STATES.into_iter().enumerate() {
         let json = state.starts_with('{').then(|| Value::parse(state)).transpose()?;
-        add(&mut rows, &format!("state {}", i + 1), &json.unwrap_or(Value::text(state)), &asked);
+        cases.push(Case::new(format!("state {}", i + 1), json.unwrap_or(Value::text(state)), &asked));
     }
-    Ok(rows)
+    Ok(cases)
 }
 
 /// The rows of a JSONL file.
-pub(super) fn read(path: &Path, questions: Option<&str>) -> Result<Vec<Row>> {
+pub(super) fn read(path: &Path, questions: Option<&str>) -> Result<Vec<Case>> {
     let shared = questions.map(input::questions).transpose()?;
     let text = files::read_text("--batch", path)?;
-    let mut rows = Vec::new();
+    let mut cases: Vec<Case> = Vec::new();
     for (i, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
         let name = format!("line {}", i + 1);
         let label = || format!("--batch {}, {name}", path.display());
@@ -60,15 +60,12 @@ pub(super) fn read(path: &Path, questions: Option<&str>) -> Result<Vec<Row>> {
                 anyhow::bail!("{}: has no `questions`; add them, or give --questions", label())
             }
         };
-        add(&mut rows, &name, &asked.place(state.clone()), &asked);
+        cases.push(Case::new(name, asked.place(state.clone()), &asked));
     }
-    ensure!(!rows.is_empty(), "--batch {}: no questions; give one JSON object a line", path.display());
-    Ok(rows)
-}
-
-fn add(rows: &mut Vec<Row>, name: &str, state: &Value, asked: &Asked) {
-    for question in &asked.questions {
-        let name = format!("{name} `{}`", question.id);
-        rows.push(Row { name, state: state.clone(), question: question.clone() });
-    }
+    ensure!(
+        cases.iter().any(|case| !case.questions.is_empty()),
+        "--batch {}: no questions; give one JSON object a line",
+        path.display()
+    );
+    Ok(cases)
 }
