@@ -50,6 +50,16 @@ impl Temperatures {
         Ok(Self { kinds, buckets })
     }
 
+    /// Those of choice, score and noul, inside their bounds.
+    pub fn kinds(&self) -> [f64; 3] {
+        self.kinds
+    }
+
+    /// Those by `kind:options`, inside their bounds, in the order of the file.
+    pub fn buckets(&self) -> &[(String, f64)] {
+        &self.buckets
+    }
+
     fn of(&self, kind: Kind, bucket: &str) -> f64 {
         let own = self.buckets.iter().find(|(key, _)| key == bucket);
         own.map_or(self.kinds[kind.index()], |(_, temperature)| *temperature)
@@ -84,6 +94,11 @@ impl Calibration {
             Some(_) => return wrong("binning_map", "must be an object of `kind:options` to {bins, values}"),
         };
         Ok(Self { temperatures, languages: Vec::new(), bins })
+    }
+
+    /// The temperatures of states whose language has none of its own.
+    pub fn temperatures(&self) -> &Temperatures {
+        &self.temperatures
     }
 
     /// Uses other temperatures for states in a language, given by any of its codes.

@@ -1,3 +1,4 @@
+mod decision;
 mod describe;
 mod packages;
 
@@ -5,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
-use anemone_checkpoint::{Checkpoint, scan_non_finite};
+use anemone_checkpoint::{Checkpoint, Weights, scan_non_finite};
 use anemone_cpu::{Arithmetic, Layout, Model, Options};
 use anemone_models::Stack;
 use anyhow::{Result, bail};
@@ -20,8 +21,8 @@ use crate::{model, output};
 /// Show what a checkpoint, a bundle or a Core ML package holds
 ///
 /// Of a checkpoint: architecture, layers, tensors, sizes, tokenizer, memory needed. Of a bundle also its packages: functions with
-/// their inputs and outputs, operations by type, weights and what functions share of them. A package, of anemone or of coremltools,
-/// is shown alone.
+/// their inputs and outputs, operations by type, weights and what functions share of them. Of a decision model, as a checkpoint or a
+/// bundle, also its limits and temperatures. A package, of anemone or of coremltools, is shown alone.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  anemone inspect --model ./LFM2-350M\n  \
                         anemone inspect --model ./LFM2-350M --tensors --check --json\n  \
@@ -96,6 +97,9 @@ impl Memory {
 }
 
 pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
+    if let Some(source) = decision::find(args, shell)? {
+        return source.show(args);
+    }
     let model = args.model.or_bundle(&args.bundle)?;
     let packages = packages::of(args, model.model.as_deref())?;
     if let Some(packages) = packages.as_ref().filter(|p| args.mil || p.is_alone()) {
@@ -103,7 +107,7 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let checkpoint = model::open(&model, shell)?;
-    let checked = args.check.then(|| check(&checkpoint)).transpose()?;
+    let checked = args.check.then(|| check(&*checkpoint.weights())).transpose()?;
     let stack = model::stack(&checkpoint)?;
     let memory = Memory::of(&checkpoint, &stack, args.ctx)?;
     let tokenizer = checkpoint.tokenizer_json().is_ok().then(|| model::tokenizer(&checkpoint)).transpose()?;
@@ -120,7 +124,7 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     report.insert("max_position_embeddings".into(), stack.max_position_embeddings.into());
     report.insert("tied_head".into(), stack.is_tied().into());
     report.insert("layers".into(), describe::layers(&stack));
-    report.insert("dtypes".into(), dtypes(&checkpoint));
+    report.insert("dtypes".into(), dtypes(&*checkpoint.weights()));
     report.insert("weight_bytes".into(), checkpoint.weight_bytes().into());
     let files = checkpoint.files().iter().map(|f| json!({"name": f.name, "bytes": f.bytes}));
     report.insert("files".into(), files.collect());
@@ -131,7 +135,7 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     report.insert("eos_token_ids".into(), json!(stops));
     report.insert("memory".into(), memory.json());
     if args.tensors {
-        report.insert("tensors".into(), tensors(&checkpoint));
+        report.insert("tensors".into(), tensors(&*checkpoint.weights()));
     }
     if let Some(count) = checked {
         report.insert("check".into(), json!({"tensors": count, "finite": true}));
@@ -148,8 +152,7 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
 }
 
 /// Reads every tensor; gives their number, or the first that holds NaN or infinity as an error.
-fn check(checkpoint: &Checkpoint) -> Result<usize> {
-    let weights = checkpoint.weights();
+fn check(weights: &dyn Weights) -> Result<usize> {
     let names = weights.names();
     for name in &names {
         if let Some(index) = scan_non_finite(&weights.tensor(name)?) {
@@ -159,8 +162,7 @@ fn check(checkpoint: &Checkpoint) -> Result<usize> {
     Ok(names.len())
 }
 
-fn tensors(checkpoint: &Checkpoint) -> Value {
-    let weights = checkpoint.weights();
+fn tensors(weights: &dyn Weights) -> Value {
     let row = |name: String| {
         let entry = weights.entry(&name);
         let shape: Vec<usize> = entry.as_ref().map(|e| e.shape.to_vec()).unwrap_or_default();
@@ -170,8 +172,7 @@ fn tensors(checkpoint: &Checkpoint) -> Value {
     weights.names().into_iter().map(row).collect()
 }
 
-fn dtypes(checkpoint: &Checkpoint) -> Value {
-    let weights = checkpoint.weights();
+fn dtypes(weights: &dyn Weights) -> Value {
     let mut sums: BTreeMap<String, (usize, usize, usize)> = BTreeMap::new();
     for name in weights.names() {
         let Some(dtype) = weights.stored_dtype(&name) else { continue };
@@ -206,25 +207,7 @@ fn text(report: &Map<String, Value>) -> String {
     for layer in get("layers").as_array().into_iter().flatten() {
         let _ = writeln!(out, "  {}", describe::layer_line(layer));
     }
-    let _ = writeln!(out, "\nweights");
-    for (dtype, sum) in get("dtypes").as_object().into_iter().flatten() {
-        let _ = writeln!(
-            out,
-            "  {dtype}: {} tensors, {} elements, {}",
-            sum["tensors"],
-            sum["elements"],
-            size(number(&sum["bytes"]))
-        );
-    }
-    let _ = writeln!(out, "\nfiles");
-    for file in get("files").as_array().into_iter().flatten() {
-        let _ = writeln!(
-            out,
-            "  {:<32} {:>12}",
-            file["name"].as_str().unwrap_or(""),
-            size(number(&file["bytes"]))
-        );
-    }
+    weights_and_files(report, &mut out);
     let _ = writeln!(out, "\ntokenizer: {}", describe::tokenizer_line(get("tokenizer")));
     let _ = writeln!(
         out,
@@ -247,6 +230,38 @@ fn text(report: &Map<String, Value>) -> String {
         out.push('\n');
         packages::describe(bundle, &mut out);
     }
+    tensor_lines(report, &mut out);
+    out
+}
+
+/// The lines on weights and files, of any model.
+fn weights_and_files(report: &Map<String, Value>, out: &mut String) {
+    let number = |value: &Value| value.as_u64().unwrap_or(0);
+    let get = |key: &str| report.get(key).unwrap_or(&Value::Null);
+    let _ = writeln!(out, "\nweights");
+    for (dtype, sum) in get("dtypes").as_object().into_iter().flatten() {
+        let _ = writeln!(
+            out,
+            "  {dtype}: {} tensors, {} elements, {}",
+            sum["tensors"],
+            sum["elements"],
+            size(number(&sum["bytes"]))
+        );
+    }
+    let _ = writeln!(out, "\nfiles");
+    for file in get("files").as_array().into_iter().flatten() {
+        let _ = writeln!(
+            out,
+            "  {:<32} {:>12}",
+            file["name"].as_str().unwrap_or(""),
+            size(number(&file["bytes"]))
+        );
+    }
+}
+
+/// The lines on single tensors, where they were asked for.
+fn tensor_lines(report: &Map<String, Value>, out: &mut String) {
+    let get = |key: &str| report.get(key).unwrap_or(&Value::Null);
     if let Some(tensors) = get("tensors").as_array() {
         let _ = writeln!(out, "\ntensors");
         for t in tensors {
@@ -263,5 +278,4 @@ fn text(report: &Map<String, Value>) -> String {
     if let Some(check) = report.get("check") {
         let _ = writeln!(out, "\nall {} tensors are finite", check["tensors"]);
     }
-    out
 }

@@ -13,7 +13,9 @@ use anyhow::{Context, Result};
 use clap::builder::RangedU64ValueParser;
 
 use self::signals::Signals;
+use crate::args::{EngineName, ProfileName};
 use crate::cli::Shell;
+use crate::commands::decide::emulated;
 use crate::{files, interrupt, output};
 
 /// Threads that talk to clients; models have their own.
@@ -32,10 +34,11 @@ const CLIENT_THREADS: usize = 2;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  anemone serve\n  \
     anemone serve --model english=./laya --model multilingual=./laya/multilingual --api-key-file key.txt\n  \
+    anemone serve --model ./laya.bundle --engine emulator\n  \
     curl http://127.0.0.1:8000/v1/systemone -d \
     '{\"state\": \"where is my parcel\", \"questions\": {\"angry\": {\"type\": \"noul\", \"instructions\": \"Is the sender angry?\"}}}'")]
 pub(crate) struct Args {
-    /// A decision model: directory or hub id `org/name[@revision]`, after the name requests know it by; may be repeated
+    /// A decision model: directory, bundle or hub id `org/name[@revision]`, after the name requests know it by; may be repeated
     /// [default: the built-in model laya-demo]
     #[arg(long, short = 'm', value_name = "[NAME=]PATH|ID")]
     model: Vec<String>,
@@ -72,6 +75,12 @@ pub(crate) struct Args {
     /// Multiply in bf16 where the processor does so natively: faster, and probabilities move by up to a hundredth
     #[arg(long)]
     bf16: bool,
+    /// What runs the models: auto and cpu read a bundle's weights back, the emulator interprets its package
+    #[arg(long, value_name = "ENGINE", default_value = "auto")]
+    engine: EngineName,
+    /// Arithmetic of the emulator [default: fp16]
+    #[arg(long, value_name = "PROFILE")]
+    profile: Option<ProfileName>,
     /// Threads of the models, 1 to 512 [default: all the system offers]
     #[arg(long, short = 't', value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=512), allow_negative_numbers = true)]
     threads: Option<usize>,
@@ -85,6 +94,7 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
         jev_strict: args.jev_strict,
         tournament: args.tournament_group.map(|group_size| Tournament { group_size }),
     };
+    let profile = emulated::chosen(args.engine, args.profile, args.bf16)?;
     let open = options.key.is_none() && !args.host.is_loopback();
     // Before models are loaded, which may take a while.
     let listener = TcpListener::bind((args.host, args.port)).with_context(|| {
@@ -95,7 +105,7 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     })?;
     let address = listener.local_addr().context("cannot read the address that is listened on")?;
     let threads = args.threads.unwrap_or_else(crate::machine::threads);
-    let models = models::open(args, LayaOptions { threads, reduced: args.bf16 }, shell)?;
+    let models = models::open(args, LayaOptions { threads, reduced: args.bf16 }, profile, shell)?;
     let names: Vec<String> = models.routes().models().iter().map(|(name, _)| name.clone()).collect();
     let app = App::new(models, options)?;
     let runtime = (tokio::runtime::Builder::new_multi_thread().worker_threads(CLIENT_THREADS))

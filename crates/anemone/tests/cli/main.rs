@@ -11,6 +11,7 @@ mod errors;
 mod forward;
 mod goldens;
 mod hub;
+mod inspect_decision;
 mod reports;
 mod run;
 #[cfg(unix)]

@@ -80,6 +80,51 @@ fn the_built_in_model_is_served_until_a_signal() {
 }
 
 #[test]
+fn a_bundle_is_served_by_either_engine() {
+    let dir = tempfile::tempdir().unwrap();
+    let bundle = dir.path().join("demo.bundle");
+    let bundle = bundle.to_str().unwrap();
+    anemone(&["convert", "-q", "--decision", "--length", "64", "--length", "96", "--out", bundle]).ok();
+    let question = r#"{"angry": {"type": "noul", "instructions": "Is the sender angry?"}}"#;
+    let emulated = ["--engine", "emulator", "--profile", "f32"];
+    for engine in [&[][..], &emulated] {
+        let alone = ["decide", "--json", "-m", bundle, "-s", "where is my parcel", "-Q", question];
+        let alone = anemone(&[&alone[..], engine].concat()).json();
+        let server = Server::start(&[&["-m", bundle][..], engine].concat());
+        let (status, answer) = server.request("POST", "/v1/systemone", "", BODY);
+        assert_eq!((status, &answer["answers"]), (200, &alone["answers"]), "{engine:?} {answer}");
+        assert_eq!(answer["routing"]["model"], "demo.bundle");
+        let ours = r#"{"model": "demo.bundle", "input": "where is my parcel", "questions": [{"type": "predicate", "instructions": "Is the sender angry?"}]}"#;
+        let (_, decision) = server.request("POST", "/v1/decisions", "", ours);
+        assert_eq!(decision["answers"][0]["probability"], alone["answers"]["angry"]["noul"]);
+        // Beyond the longest function the emulator cannot go, and a row is never cut to fit; the next request is answered.
+        let long = BODY.replace("where is my parcel", &"where is my parcel ".repeat(60));
+        let (status, answer) = server.request("POST", "/v1/systemone", "", &long);
+        if engine.is_empty() {
+            assert_eq!(status, 200, "{answer}");
+        } else {
+            let detail = answer["detail"].as_str().unwrap();
+            assert!(
+                status == 422 && detail.contains("question 'angry'") && detail.contains("holds 96"),
+                "{answer}"
+            );
+        }
+        assert_eq!(server.request("POST", "/v1/systemone", "", BODY).0, 200);
+        server.end("-TERM").ok();
+    }
+    // What has changed since it was made is found before it listens.
+    let weights = dir.path().join("demo.bundle/body.mlpackage/Data/com.apple.CoreML/weights/weight.bin");
+    let mut bytes = std::fs::read(&weights).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&weights, bytes).unwrap();
+    let serve = ["serve", "-q", "--port", "0"];
+    anemone(&[&serve[..], &["-m", bundle], &emulated].concat()).fails(1, &["body.mlpackage", "hash"]);
+    anemone(&[&serve[..], &emulated].concat()).fails(1, &["runs bundles", "convert --decision"]);
+    anemone(&[&serve[..], &["--profile", "f32"]].concat()).fails(1, &["--profile", "--engine emulator"]);
+    anemone(&[&serve[..], &emulated, &["--bf16"]].concat()).fails(1, &["--bf16", "--engine cpu"]);
+}
+
+#[test]
 fn models_go_by_their_names_behind_a_key() {
     let Some(dir) = shared("fixtures/laya-tiny") else { return };
     let (english, other) = (dir.join("english"), dir.join("multilingual"));

@@ -12,28 +12,37 @@ use crate::args::{EngineName, ProfileName};
 
 /// The emulator's arithmetic when it is to run the model; errors for options of another engine.
 pub(super) fn profile(args: &Args) -> Result<Option<Profile>> {
-    match args.engine {
+    ensure!(
+        !args.exact || args.engine != EngineName::Emulator,
+        "--exact is of the native engine; use --profile f32 with the emulator, or --engine cpu"
+    );
+    chosen(args.engine, args.profile, args.bf16)
+}
+
+/// [`profile`] of any command's options.
+pub(in crate::commands) fn chosen(
+    engine: EngineName,
+    profile: Option<ProfileName>,
+    bf16: bool,
+) -> Result<Option<Profile>> {
+    match engine {
         EngineName::Auto | EngineName::Cpu => {
             ensure!(
-                args.profile.is_none(),
+                profile.is_none(),
                 "--profile is the emulator's arithmetic; add --engine emulator, or leave it out"
             );
             Ok(None)
         }
         EngineName::Coreml => bail!("--engine coreml is not in this version; use --engine cpu or emulator"),
         EngineName::Emulator => {
-            ensure!(!args.bf16, "--bf16 is of the native engine; leave it out, or use --engine cpu");
-            ensure!(
-                !args.exact,
-                "--exact is of the native engine; use --profile f32 with the emulator, or --engine cpu"
-            );
-            Ok(Some(if args.profile == Some(ProfileName::F32) { Profile::F32 } else { Profile::Fp16 }))
+            ensure!(!bf16, "--bf16 is of the native engine; leave it out, or use --engine cpu");
+            Ok(Some(if profile == Some(ProfileName::F32) { Profile::F32 } else { Profile::Fp16 }))
         }
     }
 }
 
 /// The decision model's bundle at `path`, which the emulator can run.
-pub(super) fn bundle(path: Option<&Path>) -> Result<DecisionBundle> {
+pub(in crate::commands) fn bundle(path: Option<&Path>) -> Result<DecisionBundle> {
     let needs = "--engine emulator runs bundles";
     let path = path.with_context(|| {
         format!("{needs}, and the built-in model is none; make one with anemone convert --decision --out DIR and name it with --model")

@@ -103,7 +103,8 @@ impl Packages {
     }
 }
 
-fn package(name: &str, program: &Program) -> Value {
+/// What there is to say about one package.
+pub(super) fn package(name: &str, program: &Program) -> Value {
     let used: Vec<_> = program.functions.values().map(Function::weights).collect();
     let bytes = |id: usize| {
         let ty = &program.weights[id].ty;

@@ -1,20 +1,34 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
+use anemone_bundle::DecisionBundle;
 use anemone_checkpoint::{DecisionCheckpoint, is_hub_id};
 use anemone_cpu::LayaOptions;
 use anemone_decide::{Decider, Error, Router, Routes};
+use anemone_emulator::{Emulator, Profile};
 use anyhow::{Context, Result, ensure};
 
 use super::Args;
 use crate::args::ModelArgs;
 use crate::cli::Shell;
+use crate::commands::decide::emulated;
 use crate::{demo, model, output};
 
+/// A model that is not loaded yet.
+enum Source {
+    Native(DecisionCheckpoint),
+    Emulated(DecisionBundle, Profile),
+}
+
 /// The models of the command line, loaded, so that a fault in one is seen now and not by a client.
-pub(super) fn open(args: &Args, options: LayaOptions, shell: &Shell) -> Result<Router<Decider>> {
+pub(super) fn open(
+    args: &Args,
+    options: LayaOptions,
+    profile: Option<Profile>,
+    shell: &Shell,
+) -> Result<Router<Decider>> {
     let mut routes = Routes::empty();
-    let mut checkpoints: HashMap<String, DecisionCheckpoint> = HashMap::new();
+    let mut sources: HashMap<String, Source> = HashMap::new();
     let named = if args.model.is_empty() {
         vec![(demo::decision::NAME.to_owned(), None)]
     } else {
@@ -32,7 +46,11 @@ pub(super) fn open(args: &Args, options: LayaOptions, shell: &Shell) -> Result<R
         let source =
             ModelArgs { model: place.as_ref().map(PathBuf::from), offline: args.offline, revision: None };
         let canonical = routes.find(&name)?.0.clone();
-        checkpoints.insert(canonical, model::open_decision(&source, shell)?);
+        let source = match profile {
+            Some(profile) => Source::Emulated(emulated::bundle(source.model.as_deref())?, profile),
+            None => Source::Native(model::open_decision(&source, shell)?),
+        };
+        sources.insert(canonical, source);
     }
     let names: Vec<String> = routes.models().iter().map(|(name, _)| name.clone()).collect();
     match &args.default_model {
@@ -41,11 +59,16 @@ pub(super) fn open(args: &Args, options: LayaOptions, shell: &Shell) -> Result<R
         None => routes.set_default(&names[0])?,
     }
     let load = move |name: &str, _: &str| {
-        let checkpoint = checkpoints.get(name).ok_or_else(|| Error::UnknownModel {
+        let source = sources.get(name).ok_or_else(|| Error::UnknownModel {
             model: name.to_owned(),
             choices: "those of the command line".to_owned(),
         })?;
-        Decider::load(checkpoint, options)
+        match source {
+            Source::Native(checkpoint) => Decider::load(checkpoint, options),
+            Source::Emulated(bundle, profile) => {
+                Decider::open(bundle.clone(), Box::new(Emulator::new(*profile, options.threads)))
+            }
+        }
     };
     let mut models = Router::new(routes, names.len(), load)?;
     for name in &names {
