@@ -163,6 +163,62 @@ pub fn lower_laya(
     Ok((program, table.records))
 }
 
+/// A part of a model that stands alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LayaPart {
+    /// What an encoder layer does to one token, its norm and its sum included.
+    Mlp(usize),
+    /// An encoder layer.
+    Layer(usize),
+}
+
+/// Lowers a part of the encoder for rows of `options.lengths`' one length.
+///
+/// Inputs: `hidden [1, C, 1, L]`, and for a layer the mask it uses, `full_mask` or `local_mask [1, L, 1, L]`. Output:
+/// `output [1, C, 1, L]`.
+pub fn lower_laya_part(
+    laya: &Laya,
+    load: Load<'_>,
+    options: &LayaOptions,
+    part: LayaPart,
+) -> Result<Program, Error> {
+    options.check(laya)?;
+    let (LayaPart::Mlp(at) | LayaPart::Layer(at)) = part;
+    let layers = laya.encoder.layers.len();
+    let Some(of) = laya.encoder.layers.get(at) else {
+        let problem = format!("is {at}; the encoder's are 0 to {}", layers.saturating_sub(1));
+        return Err(Error::Option { option: "--layer", problem });
+    };
+    let [length] = options.lengths[..] else {
+        let problem = "asks for several lengths; a part has one".to_owned();
+        return Err(Error::Option { option: "--length", problem });
+    };
+    let mut table = Table::with_type(load, options.precision);
+    let mut g = Graph::new("main", options.spec_version, length, Rules::none(), &mut table);
+    let hidden = g.input("hidden", [1, laya.encoder.hidden_size, 1, length])?;
+    // The part's own name would be that of the checkpoint's module; the output has one name in every part.
+    let of = EncoderLayer { path: "output".to_owned(), ..of.clone() };
+    let out = match part {
+        LayaPart::Mlp(_) => mlp(&mut g, hidden, &of)?,
+        LayaPart::Layer(_) => {
+            let name = if of.attention.radius.is_some() { "local_mask" } else { "full_mask" };
+            let mask = g.input(name, [1, length, 1, length])?;
+            let (tables, tiles) = (Vec::new(), Vec::new());
+            let mut shared =
+                Shared { full_mask: mask, local_mask: mask, tables, tiles, local: options.local };
+            layer(&mut g, &mut shared, hidden, &of)?
+        }
+    };
+    let function = g.finish(&[out])?;
+    Ok(Program {
+        spec_version: options.spec_version,
+        functions: BTreeMap::from([("main".to_owned(), function)]),
+        default_function: "main".to_owned(),
+        weights: std::mem::take(&mut table.weights),
+        metadata: BTreeMap::new(),
+    })
+}
+
 /// Values the layers of a function share.
 struct Shared {
     full_mask: VarId,
@@ -232,6 +288,11 @@ fn layer(g: &mut Graph<'_, '_>, shared: &mut Shared, x: VarId, layer: &EncoderLa
     };
     let attended = attention(g, shared, normed, layer)?;
     let x = g.add(&format!("{path}.mixed"), x, attended)?;
+    mlp(g, x, layer)
+}
+
+fn mlp(g: &mut Graph<'_, '_>, x: VarId, layer: &EncoderLayer) -> Result<VarId, Error> {
+    let path = &layer.path;
     let normed = layer_norm(g, &format!("{path}.mlp_norm"), x, &layer.mlp_norm)?;
     let up = g.linear(&format!("{path}.mlp.up"), normed, &layer.mlp.up, Role::Other)?;
     let active = match layer.mlp.activation {

@@ -26,8 +26,8 @@ pub use chunk::lower_chunk;
 pub use error::Error;
 pub use head::lower_head;
 pub use laya::{
-    LayaFunctions, LayaOptions, LocalAttention, OPTION_SLOTS, lower_laya, multiply_adds, rotary_tables,
-    rotations,
+    LayaFunctions, LayaOptions, LayaPart, LocalAttention, OPTION_SLOTS, lower_laya, lower_laya_part,
+    multiply_adds, rotary_tables, rotations,
 };
 pub use options::{CacheKind, MASKED, Options, Pass, Rules, Silu};
 pub use plan::{CachePlan, ChunkPlan, Plan, StatePlan, plan};

@@ -8,7 +8,7 @@ use clap::{Parser, Subcommand};
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::commands::{
-    bench, chat, completions, convert, decide, doctor, forward, inspect, man, perplexity, run, serve,
+    bench, chat, completions, convert, decide, doctor, forward, inspect, man, perplexity, probe, run, serve,
     validate, verify,
 };
 use crate::env::Environment;
@@ -53,6 +53,7 @@ enum Command {
     Convert(Box<convert::Args>),
     Verify(Box<verify::Args>),
     Validate(Box<validate::Args>),
+    Probe(probe::Args),
     Doctor(doctor::Args),
     Completions(completions::Args),
     Man(man::Args),
@@ -106,6 +107,7 @@ pub(crate) fn run() -> Result<ExitCode> {
         Command::Convert(args) => convert::run(&args, &shell),
         Command::Verify(args) => verify::run(&args, &shell),
         Command::Validate(args) => validate::run(&args, &shell),
+        Command::Probe(args) => probe::run(&args, &shell),
         Command::Doctor(args) => doctor::run(&args, &shell),
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => man::run(&args),

@@ -8,6 +8,7 @@ pub(crate) mod forward;
 pub(crate) mod inspect;
 pub(crate) mod man;
 pub(crate) mod perplexity;
+pub(crate) mod probe;
 pub(crate) mod run;
 pub(crate) mod serve;
 pub(crate) mod validate;

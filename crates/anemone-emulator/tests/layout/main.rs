@@ -4,9 +4,9 @@
 
 mod oracle;
 
-use anemone_ane::{LayaOptions, LocalAttention, OPTION_SLOTS, lower_laya};
+use anemone_ane::{LayaOptions, LayaPart, LocalAttention, OPTION_SLOTS, lower_laya, lower_laya_part};
 use anemone_emulator::{Emulator, Profile};
-use anemone_mil::{Array, DataType, Executor as _, States, write_package};
+use anemone_mil::{Array, DataType, Executor as _, Program, States, write_package};
 use anemone_models::{Laya, WeightRef};
 use anemone_tensor::{DType, Tensor};
 use oracle::{Attention, Oracle, Spec, Weights};
@@ -115,6 +115,21 @@ fn question(spec: &Spec, tokens: usize, kind: usize) -> Question {
     Question { tokens: (0..tokens).map(vector).collect(), kind, markers }
 }
 
+fn load(weights: &Weights) -> impl Fn(&WeightRef) -> Result<Tensor, anemone_models::Error> {
+    |w| {
+        let bytes: Vec<u8> = weights[&w.name].iter().flat_map(|v| (*v as f32).to_le_bytes()).collect();
+        Ok(Tensor::new(DType::F32, w.shape.clone(), bytes.into()).unwrap())
+    }
+}
+
+/// What a function gives on the emulator in f32.
+fn predict(program: &Program, name: &str, inputs: &[(&str, &Array)]) -> Vec<Array> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.mlpackage");
+    write_package(program, &path).unwrap();
+    Emulator::new(Profile::F32, 1).load(&path, name).unwrap().predict(inputs, &mut States::new()).unwrap()
+}
+
 /// What a run may be made to do wrong.
 #[derive(Default)]
 struct Run {
@@ -129,10 +144,6 @@ struct Run {
 /// Logits and first tokens of questions one after the other, by the emulator in f32 over the lowered program.
 fn lowered(laya: &Laya, weights: &Weights, questions: &[Question], run: &Run) -> Vec<(Vec<f32>, Vec<f32>)> {
     let hidden = laya.encoder.hidden_size;
-    let load = |w: &WeightRef| {
-        let bytes: Vec<u8> = weights[&w.name].iter().flat_map(|v| (*v as f32).to_le_bytes()).collect();
-        Ok(Tensor::new(DType::F32, w.shape.clone(), bytes.into()).unwrap())
-    };
     let options = LayaOptions {
         lengths: vec![LENGTH],
         spec_version: 9,
@@ -140,13 +151,9 @@ fn lowered(laya: &Laya, weights: &Weights, questions: &[Question], run: &Run) ->
         precision: DataType::Float32,
         pack: run.packed,
     };
-    let (program, _) = lower_laya(laya, &load, &options).unwrap();
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("body.mlpackage");
-    write_package(&program, &path).unwrap();
+    let (program, _) = lower_laya(laya, &load(weights), &options).unwrap();
     let functions = options.functions().remove(0);
     let name = functions.packed.unwrap_or(functions.name);
-    let mut function = Emulator::new(Profile::F32, 1).load(&path, &name).unwrap();
 
     // Question and position of every column.
     let mut places: Vec<Option<(usize, usize)>> = (questions.iter().enumerate())
@@ -215,7 +222,7 @@ fn lowered(laya: &Laya, weights: &Weights, questions: &[Question], run: &Run) ->
         }
     }
     let inputs: Vec<(&str, &Array)> = inputs.iter().map(|(name, array)| (name.as_str(), array)).collect();
-    let outputs = function.predict(&inputs, &mut States::new()).unwrap();
+    let outputs = predict(&program, &name, &inputs);
     let (logits, cls, mut slot) = (&outputs[0].data, &outputs[1], 0);
     let columns = cls.shape[3];
     (questions.iter().enumerate())
@@ -277,6 +284,49 @@ fn both_oracles_agree_with_the_lowering() {
             for (found, question) in lowered(&laya, &weights, &three, &run).iter().zip(&three) {
                 let off = furthest(found, &oracle(Attention::Fused, question));
                 assert!(off < BOUND, "{name} packed {tile:?}: {off}");
+            }
+        }
+    }
+}
+
+#[test]
+fn parts_alone_are_those_of_the_whole() {
+    for (name, spec) in specs() {
+        let laya = described(&spec);
+        let weights = weights(&laya);
+        let oracle = Oracle { spec: &spec, weights: &weights, attention: Attention::Explicit };
+        let question = question(&spec, LENGTH, 0);
+        for i in 0..spec.full.len() {
+            for (part, expected) in [
+                (LayaPart::Mlp(i), oracle.mlp(&question.tokens, i)),
+                (LayaPart::Layer(i), oracle.layer(&question.tokens, i)),
+            ] {
+                let options = LayaOptions {
+                    lengths: vec![LENGTH],
+                    spec_version: 9,
+                    local: LocalAttention::Tiled(16),
+                    precision: DataType::Float32,
+                    pack: false,
+                };
+                let program = lower_laya_part(&laya, &load(&weights), &options, part).unwrap();
+                let radius = laya.encoder.layers[i].attention.radius;
+                let array = |rows: usize, value: &dyn Fn(usize, usize) -> f64| Array {
+                    shape: vec![1, rows, 1, LENGTH],
+                    data: (0..rows * LENGTH).map(|i| value(i / LENGTH, i % LENGTH) as f32).collect(),
+                };
+                let near = |k: usize, q: usize| k.abs_diff(q) <= radius.unwrap_or(LENGTH);
+                let mask = array(LENGTH, &|k, q| if near(k, q) { 0.0 } else { -1e4 });
+                let hidden = array(spec.hidden, &|c, p| question.tokens[p][c]);
+                let mut inputs = vec![("hidden", &hidden)];
+                if matches!(part, LayaPart::Layer(_)) {
+                    inputs.push((if radius.is_some() { "local_mask" } else { "full_mask" }, &mask));
+                }
+                let found = predict(&program, "main", &inputs).remove(0);
+                let pairs =
+                    (0..spec.hidden * LENGTH).map(|i| (found.data[i], expected[i % LENGTH][i / LENGTH]));
+                let off =
+                    pairs.fold(0.0f64, |most, (a, b)| most.max((f64::from(a) - b).abs() / b.abs().max(1.0)));
+                assert!(off < BOUND, "{name} {part:?}: {off}");
             }
         }
     }

@@ -64,20 +64,8 @@ impl Oracle<'_> {
     pub(crate) fn run(&self, tokens: &Rows, kind: usize, markers: &[usize]) -> (Vec<f64>, Vec<f64>) {
         let (spec, d) = (self.spec, self.spec.hidden);
         let mut x = self.norm(tokens, "encoder.embeddings.norm", spec.eps);
-        for (i, full) in spec.full.iter().enumerate() {
-            let at = |name: &str| format!("encoder.layers.{i}.{name}");
-            let y = if i == 0 { x.clone() } else { self.norm(&x, &at("attn_norm"), spec.eps) };
-            let (theta, radius) =
-                if *full { (spec.thetas[0], usize::MAX) } else { (spec.thetas[1], spec.local_attention / 2) };
-            let qkv = self.linear(&y, &at("attn.Wqkv.weight"), &at("attn.Wqkv.bias"));
-            let mixed = self.attend(&qkv, spec.heads, Some(theta), radius);
-            add(&mut x, &self.linear(&mixed, &at("attn.Wo.weight"), &at("attn.Wo.bias")));
-            let z = self.norm(&x, &at("mlp_norm"), spec.eps);
-            let both = self.linear(&z, &at("mlp.Wi.weight"), &at("mlp.Wi.bias"));
-            let gated: Rows = (both.iter())
-                .map(|row| (0..spec.width).map(|c| gelu(row[c]) * row[spec.width + c]).collect())
-                .collect();
-            add(&mut x, &self.linear(&gated, &at("mlp.Wo.weight"), &at("mlp.Wo.bias")));
+        for i in 0..spec.full.len() {
+            x = self.layer(&x, i);
         }
         x = self.norm(&x, "encoder.final_norm", spec.eps);
         let types = &self.weights["type_emb.weight"][kind * d..(kind + 1) * d];
@@ -104,6 +92,35 @@ impl Oracle<'_> {
         dense.iter_mut().flatten().for_each(|v| *v = gelu(*v));
         let logits = self.linear(&dense, "scorer.3.weight", "scorer.3.bias");
         (logits.into_iter().map(|row| row[0]).collect(), x.swap_remove(0))
+    }
+
+    /// An encoder layer.
+    pub(crate) fn layer(&self, x: &Rows, i: usize) -> Rows {
+        let (spec, at) = (self.spec, |name: &str| format!("encoder.layers.{i}.{name}"));
+        let y = if i == 0 { x.clone() } else { self.norm(x, &at("attn_norm"), spec.eps) };
+        let (theta, radius) = if spec.full[i] {
+            (spec.thetas[0], usize::MAX)
+        } else {
+            (spec.thetas[1], spec.local_attention / 2)
+        };
+        let qkv = self.linear(&y, &at("attn.Wqkv.weight"), &at("attn.Wqkv.bias"));
+        let mixed = self.attend(&qkv, spec.heads, Some(theta), radius);
+        let mut x = x.clone();
+        add(&mut x, &self.linear(&mixed, &at("attn.Wo.weight"), &at("attn.Wo.bias")));
+        self.mlp(&x, i)
+    }
+
+    /// The part of an encoder layer that looks at one token.
+    pub(crate) fn mlp(&self, x: &Rows, i: usize) -> Rows {
+        let (spec, at) = (self.spec, |name: &str| format!("encoder.layers.{i}.{name}"));
+        let z = self.norm(x, &at("mlp_norm"), spec.eps);
+        let both = self.linear(&z, &at("mlp.Wi.weight"), &at("mlp.Wi.bias"));
+        let gated: Rows = (both.iter())
+            .map(|row| (0..spec.width).map(|c| gelu(row[c]) * row[spec.width + c]).collect())
+            .collect();
+        let mut x = x.clone();
+        add(&mut x, &self.linear(&gated, &at("mlp.Wo.weight"), &at("mlp.Wo.bias")));
+        x
     }
 
     fn norm(&self, x: &Rows, name: &str, eps: f64) -> Rows {

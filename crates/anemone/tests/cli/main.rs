@@ -12,6 +12,7 @@ mod forward;
 mod goldens;
 mod hub;
 mod inspect_decision;
+mod probe;
 mod reports;
 mod run;
 #[cfg(unix)]
