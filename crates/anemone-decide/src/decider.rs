@@ -210,6 +210,11 @@ impl Decider {
         questions.iter().map(|question| self.vocabulary.prompt(question, &tokens, limits)).collect()
     }
 
+    /// The scores of rows made before, one for each question: the model alone, without reading or answering.
+    pub fn scores(&mut self, prompts: &[Prompt], questions: &[Question]) -> Result<Vec<Scores>> {
+        self.score(prompts.iter().zip(questions.iter().map(|q| q.kind.index())))
+    }
+
     pub(crate) fn limits_of(&self, request: &Request) -> Result<Limits> {
         let longest = self.engine.laya().encoder.max_position_embeddings;
         let checked = |name, asked: Option<usize>, own: usize| match asked {

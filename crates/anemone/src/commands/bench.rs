@@ -1,4 +1,5 @@
 mod bandwidth;
+mod decision;
 mod measure;
 mod plot;
 
@@ -19,15 +20,20 @@ use crate::model::Loaded;
 use crate::{files, machine, output};
 use measure::{Kind, Test};
 
-/// Measure prefill and decode rates
+/// Measure prefill and decode rates, or how long a decision takes
 ///
 /// Prefill (pp) feeds N tokens at once, decode (tg) N tokens one by one, both after --depth tokens; token ids are
 /// random. Everything runs once unmeasured before it is measured, with the weights where a long run has them
 /// (--layout); what moving them there takes is shown. The bandwidth probe reads a private buffer with
 /// all threads, to show which part of the memory's speed the decoding uses.
+///
+/// Of a decision model (or --decision, the built-in one) whole decisions are measured, from state and questions to answers, and apart
+/// from that its body: on the CPU from tokens to scores, of a bundle on the emulator the functions alone. Each is called --warmup
+/// times first; --json has every time, the tokens of each row and a hash of the rows.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  anemone bench --model ./LFM2-350M\n  \
-                        anemone bench --model ./LFM2-350M --pp 128,512 --tg 64 --depth 1024 --json --svg bench.svg")]
+                        anemone bench --model ./LFM2-350M --pp 128,512 --tg 64 --depth 1024 --json --svg bench.svg\n  \
+                        anemone bench --decision --calls 50")]
 pub(crate) struct Args {
     /// Prompt lengths, separated by commas; 0 for none
     #[arg(
@@ -62,6 +68,8 @@ pub(crate) struct Args {
     /// Draw the rates into an SVG file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+    #[command(flatten)]
+    decision: decision::DecisionArgs,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -88,6 +96,9 @@ struct Figures {
 }
 
 pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
+    if decision::is_asked(args, shell)? {
+        return decision::run(args, shell);
+    }
     let mut tests: Vec<Test> = Vec::new();
     for (kind, counts) in [(Kind::Prefill, &args.pp), (Kind::Decode, &args.tg)] {
         tests.extend(counts.iter().filter(|&&n| n > 0).map(|&n| Test::new(kind, n)));

@@ -1,7 +1,19 @@
 use crate::support::{anemone, anemone_with, command, shared};
 
-const COMMANDS: [&str; 9] =
-    ["run", "chat", "forward", "inspect", "bench", "perplexity", "doctor", "completions", "man"];
+const COMMANDS: [&str; 12] = [
+    "run",
+    "chat",
+    "forward",
+    "inspect",
+    "bench",
+    "perplexity",
+    "convert",
+    "validate",
+    "probe",
+    "doctor",
+    "completions",
+    "man",
+];
 
 #[test]
 fn help_shows_an_example() {
@@ -119,6 +131,53 @@ fn bench_reports_rates_with_their_spread() {
     let table =
         anemone(&["bench", "--pp", "8", "--tg", "2", "--repeat", "1", "--probe-mib", "0"]).ok().stdout;
     assert!(table.contains("pp8 ") && table.contains("tg2 ") && table.contains(" ± "), "{table}");
+}
+
+#[test]
+fn bench_of_decisions_keeps_the_body_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    let bundle = dir.path().join("b");
+    let bundle = bundle.to_str().unwrap();
+    anemone(&["convert", "-q", "--decision", "--out", bundle, "--length", "64", "--length", "128", "--pack"])
+        .ok();
+    let count = ["bench", "-q", "--warmup", "1", "--calls", "4", "--json"];
+    let bench = |extra: &[&str]| anemone(&[&count[..], extra].concat()).json();
+    let native = bench(&["--decision"]);
+    let emulated = bench(&["--bundle", bundle, "--engine", "emulator"]);
+    let packed = bench(&["--bundle", bundle, "--engine", "emulator", "--profile", "f32", "--pack"]);
+    assert_eq!((&native["engine"], &native["arithmetic"]), (&"cpu".into(), &"f32".into()));
+    assert_eq!(packed["functions"], serde_json::json!(["L128_packed"]));
+    assert_eq!(emulated["functions"].as_array().unwrap().len(), 2);
+    let shown = anemone(&["decide", "-q", "--raw"]).json();
+    let ids = |row: &serde_json::Value| row["ids"].as_array().unwrap().len();
+    let tokens: Vec<usize> = shown["rows"].as_array().unwrap().iter().map(ids).collect();
+    for report in [&native, &emulated, &packed] {
+        assert_eq!(report["row_tokens"], serde_json::json!(tokens));
+        assert_eq!(report["input_sha256"], native["input_sha256"]);
+        assert_eq!((&report["warmup"], &report["calls"]), (&1.into(), &4.into()));
+        for part in ["end_to_end", "body"] {
+            let mut seconds: Vec<f64> =
+                report[part]["seconds"].as_array().unwrap().iter().map(|s| s.as_f64().unwrap()).collect();
+            seconds.sort_by(f64::total_cmp);
+            assert!(seconds.len() == 4 && seconds[0] > 0.0, "{report}");
+            let near =
+                |key: &str, v: f64| (report[part][key].as_f64().unwrap() - 1e3 * v).abs() < 1e-9 * v.max(1.0);
+            assert!(near("p50_ms", seconds[1]) && near("p95_ms", seconds[3]), "{report}");
+        }
+    }
+    // Another state is another input.
+    let question = r#"{"q": {"type": "noul", "instructions": "Is it late?"}}"#;
+    let other = bench(&["--decision", "--state", "hi", "--questions", question]);
+    assert!(other["input_sha256"] != native["input_sha256"] && other["questions"] == 1);
+    let table = anemone(&["bench", "-q", "--decision", "--calls", "2", "--warmup", "1"]).ok().stdout;
+    assert!(table.contains("end to end") && table.contains("rows of tokens to scores"), "{table}");
+    let bench = |extra: &[&str]| anemone(&[&["bench", "-q"][..], extra].concat());
+    bench(&["--decision", "--pp", "8"]).fails(1, &["--pp is for language models"]);
+    bench(&["--calls", "8"]).fails(1, &["--calls is for decision models", "--decision"]);
+    bench(&["--decision", "--pack"]).fails(1, &["--pack", "without padding"]);
+    bench(&["--decision", "--engine", "emulator"]).fails(1, &["--engine emulator runs bundles", "convert"]);
+    bench(&["--bundle", bundle, "--engine", "emulator", "--bf16"]).fails(1, &["--bf16", "--engine cpu"]);
+    bench(&["--decision", "--bf16", "--exact"]).fails(1, &["--exact", "--bf16"]);
 }
 
 #[test]

@@ -58,7 +58,7 @@ pub(in crate::commands) fn questions(given: &str) -> Result<Asked> {
 }
 
 /// A state given as text, as `@FILE` or as `-`; an object or list of JSON unless it is to be text.
-pub(super) fn state(given: &str, text: bool) -> Result<Value> {
+pub(in crate::commands) fn state(given: &str, text: bool) -> Result<Value> {
     let content = match given.strip_prefix('@') {
         Some(path) => files::read_text("--state", Path::new(path))?,
         None if given == "-" => files::read_all("--state -", io::stdin())?,
