@@ -89,7 +89,8 @@ impl Decider {
         })
     }
 
-    fn with_engine(
+    /// Loads a snapshot to run on the scorer that `make` gives for its vocabulary.
+    pub fn with_engine(
         checkpoint: &DecisionCheckpoint,
         make: impl FnOnce(&Vocabulary) -> Result<Box<dyn Scorer>>,
     ) -> Result<Self> {

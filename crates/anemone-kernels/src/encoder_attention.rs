@@ -38,6 +38,15 @@ pub struct Sequence<'a> {
     pub len: usize,
     /// `[len, len]`, query by key: the pairs allowed; the radius then plays no part. All within the radius when absent.
     pub allowed: Option<&'a [bool]>,
+    /// Queries whose results are needed; what becomes of others is unspecified. All when absent.
+    pub wanted: Option<&'a [usize]>,
+}
+
+impl Sequence<'_> {
+    /// Whether any query of the panel from `first` on is wanted.
+    fn wants(&self, first: usize) -> bool {
+        self.wanted.is_none_or(|wanted| wanted.iter().any(|q| (first..first + PANEL).contains(q)))
+    }
 }
 
 impl EncoderAttentionShape {
@@ -133,6 +142,7 @@ pub fn encoder_attention(
     let skip = scratch.as_ptr().align_offset(4 * ALIGNMENT).min(ALIGNMENT);
     let (shared, own) = scratch[skip..].split_at_mut(parts.len() * shape.heads * shape.panel_len());
     let own_len = own_len(shape, longest);
+    let wanted: Vec<usize> = (0..parts.len()).filter(|p| parts[*p].sequence.wants(parts[*p].first)).collect();
     let (parts, own, level) = (&parts[..], Shared::new(own), context.level());
     let tasks = parts.len() * shape.heads;
     match out {
@@ -142,7 +152,8 @@ pub fn encoder_attention(
             context.pool().run(tasks, &|_, task| {
                 dispatch!(level, lay_out_wide::<I>(job: &Job<'_, f32>, task: usize));
             });
-            context.pool().run(tasks, &|thread, task| {
+            context.pool().run(wanted.len() * shape.heads, &|thread, task| {
+                let task = wanted[task / shape.heads] * shape.heads + task % shape.heads;
                 dispatch!(level, attend_wide::<I>(job: &Job<'_, f32>, thread: usize, task: usize));
             });
         }
@@ -154,7 +165,8 @@ pub fn encoder_attention(
             context.pool().run(tasks, &|_, task| {
                 dispatch_pairs!(level, lay_out_paired::<M>(job: &Job<'_, bf16>, task: usize));
             });
-            context.pool().run(tasks, &|thread, task| {
+            context.pool().run(wanted.len() * shape.heads, &|thread, task| {
+                let task = wanted[task / shape.heads] * shape.heads + task % shape.heads;
                 dispatch_pairs!(level, attend_paired::<M>(job: &Job<'_, bf16>, thread: usize, task: usize));
             });
         }
@@ -458,7 +470,8 @@ mod tests {
                     let sequences = lens.map(|len| {
                         start += len;
                         let allowed = (len == 33).then_some(&pairs[..]);
-                        Sequence { start: start - len, len, allowed }
+                        let wanted = (len == 131).then_some(&[1, 70, 127, 130][..]);
+                        Sequence { start: start - len, len, allowed, wanted }
                     });
                     let mut wide = vec![0.0; tokens * heads * dim];
                     for s in &sequences {
@@ -468,7 +481,12 @@ mod tests {
                     let need = encoder_scratch_len(&context, shape, lens.into_iter());
                     let mut scratch = vec![f32::NAN; need];
                     encoder_attention(&context, &qkv, &sequences, shape, Output::F32(&mut out), &mut scratch);
-                    for (o, e) in out.iter().zip(&wide) {
+                    let last = &sequences[4];
+                    let is_wanted = |i: usize| {
+                        let token = i / (heads * dim);
+                        token < last.start || last.wanted.is_some_and(|w| w.contains(&(token - last.start)))
+                    };
+                    for (_, (o, e)) in out.iter().zip(&wide).enumerate().filter(|(i, _)| is_wanted(*i)) {
                         // Sums of at most 131 terms below 1 with weights that add up to 1.
                         assert!((f64::from(*o) - e).abs() < 2e-6, "{level:?} {heads} {dim} {radius:?}");
                     }
@@ -485,7 +503,7 @@ mod tests {
                         Output::Bf16(&mut out),
                         &mut scratch,
                     );
-                    for (o, e) in out.iter().zip(&wide) {
+                    for (_, (o, e)) in out.iter().zip(&wide).enumerate().filter(|(i, _)| is_wanted(*i)) {
                         // Queries, keys, terms, values and the result are each rounded to 8 bits, half an ulp of 2^-9: scores of
                         // size `sqrt(dim) / 3` then carry up to 2^-8 of that, and the average of values of size 1 the sum of all.
                         let bound = 0.004 * (3.0 + (dim as f64).sqrt() / 3.0);

@@ -7,7 +7,7 @@
 #![allow(unsafe_code, reason = "raw loads from panels; threads write disjoint parts")]
 #![allow(
     clippy::large_stack_arrays,
-    reason = "320 KiB, a sixth of the smallest stack this runs on; kernels do not allocate"
+    reason = "352 KiB, a fifth of the smallest stack this runs on; kernels do not allocate"
 )]
 
 mod finish;
@@ -31,13 +31,11 @@ pub(crate) use panels::PANEL;
 pub use panels::{PanelPlan, Panels, RowOrder};
 
 /// Inner elements whose weights are widened together.
-const BLOCK: usize = 1024;
+const BLOCK: usize = 1152;
 /// Tokens a task has at least, where there are as many.
 const FEWEST: usize = 48;
-/// Tokens a task has at most.
+/// Tokens a task has at most when its sums go over several blocks.
 const MOST: usize = 252;
-/// Bytes of a task's inputs, at most: with a panel they stay in the second-level cache from one task to the next.
-const INPUTS: usize = 384 << 10;
 
 /// What becomes of a product's result `[tokens, rows]`.
 #[derive(Debug)]
@@ -103,7 +101,7 @@ pub fn matmul_packed(context: &Context, x: Input<'_>, tokens: usize, product: Pa
     }
 }
 
-/// Divides a product into tasks: panels inside ranges of tokens, so that a range's inputs stay near the core.
+/// Divides a product into tasks: panels, for all tokens if that makes enough of them, since every task reads its panel anew.
 fn run<E: Copy + Send>(
     context: &Context,
     weight: &Panels,
@@ -115,8 +113,8 @@ fn run<E: Copy + Send>(
     let panels = weight.panels();
     // A few tasks for each thread, so that a slowed core can be helped.
     let wanted = (4 * context.pool().threads()).div_ceil(panels.max(1));
-    let cached = INPUTS / (weight.cols() * size_of::<E>()).max(1);
-    let share = tokens.div_ceil(wanted).min(cached).clamp(FEWEST, MOST);
+    let most = if weight.cols() > BLOCK { MOST } else { usize::MAX };
+    let share = tokens.div_ceil(wanted).clamp(FEWEST, most);
     let parts = tokens.div_ceil(share);
     let share = tokens.div_ceil(parts.max(1)).next_multiple_of(ROWS);
     context.pool().run(panels * parts, &|_, index| {
@@ -224,6 +222,10 @@ unsafe fn vectors<L: Lane, const V: usize>(
     let used = if gated { PANEL } else { (task.weight.rows() - task.panel * PANEL).min(PANEL) };
     let count = task.end - task.first;
     let groups = count.div_ceil(ROWS).max(1);
+    // The next task's panel comes nearer meanwhile, where it will be read in one go.
+    let is_read_at_once = !task.weight.is_paired() && task.panel + 1 < task.weight.panels();
+    let next = if is_read_at_once { task.weight.panel(task.panel + 1) } else { &[] };
+    let ahead = next.len().div_ceil(groups);
     // Halves of a gate are 16 columns apart; where that is a whole tile, two tiles make a result.
     let split = gated && width == 16;
     for column in (0..used).step_by(if split { 2 * width } else { width }) {
@@ -231,6 +233,11 @@ unsafe fn vectors<L: Lane, const V: usize>(
         for group in 0..groups {
             // Groups differ by one token at most: a lone last token would cost as much as three.
             let n = count / groups + usize::from(group < count % groups);
+            if column == 0 && block.is_last {
+                for line in (group * ahead..((group + 1) * ahead).min(next.len())).step_by(64) {
+                    L::I::prefetch(&raw const next[line]);
+                }
+            }
             // SAFETY: tokens `t..t + n` and the panel's columns exist; the task's part of the output is its own.
             unsafe {
                 let (x, panel) = (x.add(t * cols), panel.add(column * L::DEPTH));

@@ -45,6 +45,9 @@ pub(crate) unsafe trait Isa: Copy + 'static {
     unsafe fn scale2(v: Self::V, n: Self::V) -> Self::V;
     /// Sums of the lanes of four vectors; each sum has the same bits wherever it stands among the four.
     unsafe fn sum4(v: [Self::V; 4]) -> [f32; 4];
+    /// Asks for a cache line that will be read soon; any address will do.
+    #[inline(always)]
+    fn prefetch(_: *const u8) {}
     /// Largest lane.
     unsafe fn max_lane(v: Self::V) -> f32;
 

@@ -39,6 +39,17 @@ struct Pairs {
     full: Vec<bool>,
 }
 
+/// The rows of a pass, and what their tokens may see.
+#[derive(Clone, Copy)]
+struct Group<'a> {
+    rows: &'a [Row<'a>],
+    /// One entry for each row, or none at all in the head.
+    pairs: &'a [Option<Pairs>],
+    /// The tokens of each row whose result is needed; all when there are no entries.
+    wanted: &'a [Vec<usize>],
+    tokens: usize,
+}
+
 impl Forward {
     pub(super) fn new(reduced: bool) -> Self {
         Self {
@@ -71,11 +82,12 @@ impl Forward {
         let n = tokens * hidden;
         let pairs: Vec<Option<Pairs>> =
             rows.iter().map(|row| row.parallel.map(|p| Pairs::new(model, &p))).collect();
+        let group = Group { rows, pairs: &pairs, wanted: &[], tokens };
         self.embed(context, model, rows, n);
         self.rotations(model, rows);
         show("embeddings", &self.x[..n]);
         for (layer, panels) in model.layers.iter().zip(&packed.layers) {
-            self.attend(context, layer, panels, rows, &pairs, tokens);
+            self.attend(context, layer, panels, group);
             self.feed(context, layer, panels, tokens);
             show(&layer.path, &self.x[..n]);
         }
@@ -135,17 +147,18 @@ impl Forward {
             start += row.ids.len();
         }
         show("typed", &self.x[..n]);
-        let read = read_tokens(rows);
+        let (read, wanted) = read_tokens(rows);
+        let group = Group { rows, pairs: &[], wanted: &[], tokens };
         for (i, (layer, panels)) in model.head.iter().zip(&packed.head).enumerate() {
             if i + 1 == model.head.len() && !tapped {
                 // Nobody reads the other tokens of the last layer.
-                self.mix(context, layer, panels, rows, &[], tokens);
+                self.mix(context, layer, panels, Group { wanted: &wanted, ..group });
                 self.act.gather(&read, hidden);
                 gather(&mut self.x, &read, hidden);
                 self.leave(context, layer, panels, read.len());
                 self.feed(context, layer, panels, read.len());
             } else {
-                self.attend(context, layer, panels, rows, &[], tokens);
+                self.attend(context, layer, panels, group);
                 self.feed(context, layer, panels, tokens);
             }
             show(&layer.path, &self.x[..n]);
@@ -199,30 +212,15 @@ impl Forward {
         }
     }
 
-    /// Adds the attention part of a layer of the encoder, or of the head when `pairs` is empty.
-    fn attend(
-        &mut self,
-        context: &Context,
-        layer: &LayerWeights,
-        panels: &LayerPanels,
-        rows: &[Row<'_>],
-        pairs: &[Option<Pairs>],
-        tokens: usize,
-    ) {
-        self.mix(context, layer, panels, rows, pairs, tokens);
-        self.leave(context, layer, panels, tokens);
+    /// Adds the attention part of a layer.
+    fn attend(&mut self, context: &Context, layer: &LayerWeights, panels: &LayerPanels, group: Group<'_>) {
+        self.mix(context, layer, panels, group);
+        self.leave(context, layer, panels, group.tokens);
     }
 
     /// Attends; the result is left as the next product's input.
-    fn mix(
-        &mut self,
-        context: &Context,
-        layer: &LayerWeights,
-        panels: &LayerPanels,
-        rows: &[Row<'_>],
-        pairs: &[Option<Pairs>],
-        tokens: usize,
-    ) {
+    fn mix(&mut self, context: &Context, layer: &LayerWeights, panels: &LayerPanels, group: Group<'_>) {
+        let Group { rows, pairs, wanted, tokens } = group;
         let width = layer.shape.heads * layer.shape.dim;
         let n = tokens * width;
         match &layer.attention_norm {
@@ -243,7 +241,8 @@ impl Forward {
             .map(|(i, row)| {
                 let allowed = pairs.get(i).and_then(Option::as_ref).map(|p| p.of(layer.shape.radius));
                 start += row.ids.len();
-                Sequence { start: start - row.ids.len(), len: row.ids.len(), allowed }
+                let wanted = wanted.get(i).map(Vec::as_slice);
+                Sequence { start: start - row.ids.len(), len: row.ids.len(), allowed, wanted }
             })
             .collect();
         let need = encoder_scratch_len(context, layer.shape, sequences.iter().map(|s| s.len));
@@ -322,16 +321,17 @@ impl Forward {
     }
 }
 
-/// The tokens the last parts read, in order: each row's first and its markers.
-fn read_tokens(rows: &[Row<'_>]) -> Vec<usize> {
+/// The tokens the last parts read, in order: each row's first and its markers; counted over all rows, and within each.
+fn read_tokens(rows: &[Row<'_>]) -> (Vec<usize>, Vec<Vec<usize>>) {
+    let own = |row: &Row<'_>| std::iter::once(0).chain(row.markers.iter().copied()).collect();
+    let wanted: Vec<Vec<usize>> = rows.iter().map(own).collect();
     let mut start = 0;
     let mut read = Vec::new();
-    for row in rows {
-        read.push(start);
-        read.extend(row.markers.iter().map(|marker| start + marker));
+    for (row, wanted) in rows.iter().zip(&wanted) {
+        read.extend(wanted.iter().map(|token| start + token));
         start += row.ids.len();
     }
-    read
+    (read, wanted)
 }
 
 fn norm_to(context: &Context, norm: &NormWeights, x: &[f32], act: &mut Activations) {

@@ -99,8 +99,11 @@ pub(super) unsafe fn plain_tile<L: Lane, const R: usize, const V: usize>(
     block: &Block,
 ) {
     let (lanes, rows) = (L::I::LANES, task.weight.rows());
-    for (v, left) in (0..V).map(|v| (v, left.saturating_sub(v * lanes))).take_while(|(_, left)| *left > 0) {
-        let (column, n) = (column + v * lanes, left.min(lanes));
+    for v in 0..V {
+        let (column, n) = (column + v * lanes, left.saturating_sub(v * lanes).min(lanes));
+        if n == 0 {
+            return;
+        }
         let row = task.panel * PANEL + column;
         // SAFETY: `n` rows exist from `row` on, in the bias and in every token's output, which are this task's.
         unsafe {

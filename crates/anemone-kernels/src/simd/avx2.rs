@@ -105,6 +105,11 @@ unsafe impl Isa for Avx2 {
         }
     }
     #[inline(always)]
+    fn prefetch(p: *const u8) {
+        // A prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
+    }
+    #[inline(always)]
     unsafe fn max_lane(v: __m256) -> f32 {
         let mut lanes = [0.0f32; 8];
         unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), v) };

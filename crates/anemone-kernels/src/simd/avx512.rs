@@ -101,6 +101,11 @@ unsafe impl Isa for Avx512 {
         }
     }
     #[inline(always)]
+    fn prefetch(p: *const u8) {
+        // A prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
+    }
+    #[inline(always)]
     unsafe fn max_lane(v: __m512) -> f32 {
         unsafe { _mm512_reduce_max_ps(v) }
     }

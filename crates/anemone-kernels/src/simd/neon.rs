@@ -105,6 +105,13 @@ unsafe impl Isa for Neon {
         }
     }
     #[inline(always)]
+    fn prefetch(p: *const u8) {
+        // A prefetch never faults.
+        unsafe {
+            std::arch::asm!("prfm pldl2keep, [{p}]", p = in(reg) p, options(nostack, preserves_flags, readonly))
+        }
+    }
+    #[inline(always)]
     unsafe fn max_lane(v: float32x4_t) -> f32 {
         unsafe { vmaxvq_f32(v) }
     }
