@@ -8,12 +8,11 @@
 use half::bf16;
 
 use crate::Context;
-use crate::attention::softmax_terms;
 use crate::convert::Output;
 use crate::packed::PANEL;
 use crate::packed::lane::{Lane, Paired, ROWS, Wide, tile, with_rows};
 use crate::simd::pairs::{Pairs, dispatch_pairs};
-use crate::simd::{Isa, Shared, dispatch};
+use crate::simd::{self, Isa, Shared, dispatch};
 
 /// Queries of a task: those of one panel see, with a radius of so many keys, three panels.
 const QUERIES: usize = PANEL;
@@ -60,26 +59,40 @@ impl EncoderAttentionShape {
         self.dim.next_multiple_of(PANEL)
     }
 
-    /// Elements of a panel's keys and values.
-    fn panel_len(self) -> usize {
-        PANEL * (self.key_dim() + self.value_dim())
+    /// Elements of a panel's keys.
+    fn keys_len(self) -> usize {
+        PANEL * self.key_dim()
+    }
+
+    /// Elements of a panel's values.
+    fn values_len(self) -> usize {
+        PANEL * self.value_dim()
     }
 }
 
-/// A block of queries, or a panel of keys: its sequence, its first token there, and the sequence's panels before this one.
+/// A block of queries, or a panel of keys: its sequence and its first token there.
 struct Part<'a> {
     sequence: Sequence<'a>,
     first: usize,
     /// Panels of all sequences before this one.
-    panels: usize,
+    before: usize,
+}
+
+impl Part<'_> {
+    /// Place of the first panel of a head among all, `[sequence, head, panel]`.
+    fn panels(&self, heads: usize, head: usize) -> usize {
+        self.before * heads + head * self.sequence.len.div_ceil(PANEL)
+    }
 }
 
 struct Job<'a, E> {
     qkv: &'a [f32],
     shape: EncoderAttentionShape,
     parts: &'a [Part<'a>],
-    /// `[parts, heads, panel_len]`.
-    panels: Shared<E>,
+    /// `[panels, keys_len]`.
+    keys: Shared<E>,
+    /// `[panels, values_len]`.
+    values: Shared<E>,
     /// `[threads, own]`.
     own: Shared<f32>,
     /// Floats of a thread's own scratch.
@@ -100,7 +113,9 @@ pub fn encoder_scratch_len(
         panels += len.div_ceil(PANEL);
         longest = longest.max(len.next_multiple_of(PANEL));
     }
-    ALIGNMENT + panels * shape.heads * shape.panel_len() + context.pool().threads() * own_len(shape, longest)
+    ALIGNMENT
+        + panels * shape.heads * (shape.keys_len() + shape.values_len())
+        + context.pool().threads() * own_len(shape, longest)
 }
 
 /// Floats of a cache line.
@@ -134,21 +149,23 @@ pub fn encoder_attention(
         assert!(s.allowed.is_none_or(|a| a.len() == s.len * s.len), "one entry for each pair");
         end = s.start + s.len;
         longest = longest.max(s.len.next_multiple_of(PANEL));
-        let panels = parts.len();
-        parts.extend((0..s.len).step_by(PANEL).map(|first| Part { sequence: *s, first, panels }));
+        let before = parts.len();
+        parts.extend((0..s.len).step_by(PANEL).map(|first| Part { sequence: *s, first, before }));
     }
     let need = encoder_scratch_len(context, shape, sequences.iter().map(|s| s.len));
     assert!(scratch.len() >= need, "scratch length");
     let skip = scratch.as_ptr().align_offset(4 * ALIGNMENT).min(ALIGNMENT);
-    let (shared, own) = scratch[skip..].split_at_mut(parts.len() * shape.heads * shape.panel_len());
+    let panels = parts.len() * shape.heads;
+    let (keys, rest) = scratch[skip..].split_at_mut(panels * shape.keys_len());
+    let (values, own) = rest.split_at_mut(panels * shape.values_len());
     let own_len = own_len(shape, longest);
     let wanted: Vec<usize> = (0..parts.len()).filter(|p| parts[*p].sequence.wants(parts[*p].first)).collect();
     let (parts, own, level) = (&parts[..], Shared::new(own), context.level());
-    let tasks = parts.len() * shape.heads;
+    let tasks = panels;
     match out {
         Output::F32(out) => {
-            let (panels, out) = (Shared::new(shared), Shared::new(out));
-            let job = &Job { qkv, shape, parts, panels, own, own_len, longest, out };
+            let (keys, values, out) = (Shared::new(keys), Shared::new(values), Shared::new(out));
+            let job = &Job { qkv, shape, parts, keys, values, own, own_len, longest, out };
             context.pool().run(tasks, &|_, task| {
                 dispatch!(level, lay_out_wide::<I>(job: &Job<'_, f32>, task: usize));
             });
@@ -159,9 +176,9 @@ pub fn encoder_attention(
         }
         Output::Bf16(out) => {
             // SAFETY: any bits are bf16; the floats are not read as such while this view lives.
-            let (_, shared, _) = unsafe { shared.align_to_mut::<bf16>() };
-            let (panels, out) = (Shared::new(shared), Shared::new(out));
-            let job = &Job { qkv, shape, parts, panels, own, own_len, longest, out };
+            let (keys, values) = unsafe { (keys.align_to_mut::<bf16>().1, values.align_to_mut::<bf16>().1) };
+            let (keys, values, out) = (Shared::new(keys), Shared::new(values), Shared::new(out));
+            let job = &Job { qkv, shape, parts, keys, values, own, own_len, longest, out };
             context.pool().run(tasks, &|_, task| {
                 dispatch_pairs!(level, lay_out_paired::<M>(job: &Job<'_, bf16>, task: usize));
             });
@@ -224,46 +241,69 @@ fn at<E>(job: &Job<'_, E>, sequence: &Sequence<'_>, token: usize, part: usize, h
 #[inline(always)]
 unsafe fn lay_out<L: Lane>(job: &Job<'_, L::Element>, task: usize) {
     let (part, head) = (&job.parts[task / job.shape.heads], task % job.shape.heads);
-    let (dim, key_dim, value_dim) = (job.shape.dim, job.shape.key_dim(), job.shape.value_dim());
+    let (dim, value_dim) = (job.shape.dim, job.shape.value_dim());
+    let place = part.panels(job.shape.heads, head) + part.first / PANEL;
+    let (keys_len, values_len) = (job.shape.keys_len(), job.shape.values_len());
     // SAFETY: the panel is this task's alone.
-    let panel = unsafe { job.panels.slice(task * job.shape.panel_len(), job.shape.panel_len()) };
-    let (keys, values) = panel.split_at_mut(PANEL * key_dim);
-    let count = (part.sequence.len - part.first).min(PANEL);
-    if count < PANEL || key_dim > dim || value_dim > dim {
-        keys.fill(L::Element::default());
-        values.fill(L::Element::default());
-    }
-    for j in 0..count {
-        let key = &job.qkv[at(job, &part.sequence, part.first + j, 1, head)..][..dim];
-        let value = &job.qkv[at(job, &part.sequence, part.first + j, 2, head)..][..dim];
-        let mut row = [L::Element::default(); CHUNK];
-        for d in (0..dim).step_by(CHUNK) {
-            let n = (dim - d).min(CHUNK);
-            // SAFETY: `n` elements are left, and the row holds as many.
-            unsafe { round::<L>(&key[d..d + n], row.as_mut_ptr()) };
-            for (step, pair) in row[..n].chunks(L::DEPTH).enumerate() {
-                let to = ((d / L::DEPTH + step) * PANEL + j) * L::DEPTH;
-                for (to, value) in keys[to..].iter_mut().zip(pair) {
-                    *to = *value;
+    let (keys, values) = unsafe {
+        (job.keys.slice(place * keys_len, keys_len), job.values.slice(place * values_len, values_len))
+    };
+    let mut rows = [[L::Element::default(); CHUNK]; PANEL];
+    for d in (0..dim).step_by(CHUNK) {
+        // SAFETY: the caller's contract.
+        unsafe { read::<L>(job, part, (1, head), d, &mut rows) };
+        // Row by row: the stores are far apart, the loads are not.
+        let steps = CHUNK.min(job.shape.key_dim() - d).div_ceil(L::DEPTH);
+        let keys = &mut keys[d * PANEL..(d + steps * L::DEPTH) * PANEL];
+        for (j, row) in rows.iter().enumerate() {
+            for step in 0..steps {
+                for e in 0..L::DEPTH {
+                    keys[(step * PANEL + j) * L::DEPTH + e] = row[step * L::DEPTH + e];
                 }
             }
-            // SAFETY: as above.
-            unsafe { round::<L>(&value[d..d + n], row.as_mut_ptr()) };
-            let to = &mut values[(j / L::DEPTH * value_dim + d) * L::DEPTH + j % L::DEPTH..];
-            for (to, value) in to.iter_mut().step_by(L::DEPTH).zip(&row[..n]) {
-                *to = *value;
+        }
+        // SAFETY: the caller's contract.
+        unsafe { read::<L>(job, part, (2, head), d, &mut rows) };
+        for (rows, values) in rows.chunks_exact(L::DEPTH).zip(values.chunks_exact_mut(value_dim * L::DEPTH)) {
+            let values = values[d * L::DEPTH..(d + CHUNK) * L::DEPTH].chunks_exact_mut(L::DEPTH);
+            for (c, value) in values.enumerate() {
+                for (value, row) in value.iter_mut().zip(rows) {
+                    *value = row[c];
+                }
             }
         }
     }
 }
 
-/// Channels rounded together.
-const CHUNK: usize = 64;
+/// Channels laid out together.
+const CHUNK: usize = PANEL;
+
+/// Reads channels `d..` of the keys (1) or values (2) of a head's panel; what is not there stays as it is, or is zero inside a row.
+///
+/// # Safety
+/// As [`Lane`].
+#[inline(always)]
+unsafe fn read<L: Lane>(
+    job: &Job<'_, L::Element>,
+    part: &Part<'_>,
+    (which, head): (usize, usize),
+    d: usize,
+    rows: &mut [[L::Element; CHUNK]; PANEL],
+) {
+    let n = (job.shape.dim - d).min(CHUNK);
+    let count = (part.sequence.len - part.first).min(PANEL);
+    for (j, row) in rows[..count].iter_mut().enumerate() {
+        let x = &job.qkv[at(job, &part.sequence, part.first + j, which, head) + d..][..n];
+        row[n..].fill(L::Element::default());
+        // SAFETY: the row has room for `n` elements.
+        unsafe { round::<L>(x, 1.0, row.as_mut_ptr()) };
+    }
+}
 
 /// # Safety
 /// As [`Lane`]; `out` is valid for as many elements.
 #[inline(always)]
-unsafe fn round<L: Lane>(x: &[f32], out: *mut L::Element) {
+unsafe fn round<L: Lane>(x: &[f32], scale: f32, out: *mut L::Element) {
     let lanes = L::I::LANES;
     for i in (0..x.len()).step_by(lanes) {
         let n = (x.len() - i).min(lanes);
@@ -271,7 +311,7 @@ unsafe fn round<L: Lane>(x: &[f32], out: *mut L::Element) {
         unsafe {
             let p = x.as_ptr().add(i);
             let v = if n == lanes { L::I::load(p) } else { L::I::load_n(p, n) };
-            L::put(out.add(i), v, n);
+            L::put(out.add(i), L::I::mul(v, L::I::splat(scale)), n);
         }
     }
 }
@@ -291,7 +331,7 @@ unsafe fn attend<L: Lane, const V: usize>(job: &Job<'_, L::Element>, thread: usi
     let from = radius.map_or(0, |r| part.first.saturating_sub(r) / PANEL);
     let to = radius.map_or(sequence.len, |r| (end + r).min(sequence.len)).div_ceil(PANEL);
     let keys = (to - from) * PANEL;
-    let panel = |p: usize| ((part.panels + p) * heads + head) * job.shape.panel_len();
+    let first = part.panels(heads, head) + from;
     // SAFETY: each thread runs one task at a time and has its own part; elements are no larger than floats, and panels are only read
     // now. Terms have room for `ROWS` rows of `longest >= keys`.
     unsafe {
@@ -302,44 +342,45 @@ unsafe fn attend<L: Lane, const V: usize>(job: &Job<'_, L::Element>, thread: usi
             (terms.as_mut_ptr().cast::<L::Element>(), queries.as_mut_ptr().cast::<L::Element>());
         for q in part.first..end {
             let query = &job.qkv[at(job, sequence, q, 0, head)..][..dim];
-            round::<L>(query, queries.add((q - part.first) * dim));
+            round::<L>(query, 1.0 / (dim as f32).sqrt(), queries.add((q - part.first) * dim));
         }
-        let panels = job.panels.as_ptr();
+        let panels = job.keys.as_ptr().add(first * job.shape.keys_len());
+        let values = job.values.as_ptr().add(first * job.shape.values_len());
         let (groups, count) = ((end - part.first).div_ceil(ROWS), end - part.first);
         let mut q = part.first;
         for group in 0..groups {
             let n = count / groups + usize::from(group < count % groups);
             with_rows!(n, R => {
                 let x = queries.add((q - part.first) * dim);
-                for p in from..to {
-                    let panel = panels.add(panel(p));
+                for p in 0..to - from {
+                    let panel = panels.add(p * job.shape.keys_len());
                     for column in (0..PANEL).step_by(V * L::I::LANES) {
                         let sums = tile::<L, R, V>(x, dim, dim, panel.add(column * L::DEPTH), PANEL * L::DEPTH);
-                        let scores = scores.as_mut_ptr().add((p - from) * PANEL + column);
-                        keep::<L, R, V>(&sums, 1.0 / (dim as f32).sqrt(), scores, keys);
+                        let scores = scores.as_mut_ptr().add(p * PANEL + column);
+                        keep::<L, R, V>(&sums, scores, keys);
                     }
                 }
                 let mut inverse = [0.0; R];
                 for r in 0..R {
                     let scores = &mut scores[r * keys..(r + 1) * keys];
-                    inverse[r] = 1.0 / soften::<L>(sequence, q + r, radius, from * PANEL, scores);
-                    round::<L>(scores, terms.add(r * keys));
+                    hide(sequence, q + r, radius, from * PANEL, scores);
+                    inverse[r] = 1.0 / soften::<L>(scores, terms.add(r * keys));
                 }
-                weigh::<L, R, V>(job, part, head, q, from, to, terms, inverse);
+                let out = ((sequence.start + q) * heads + head) * dim;
+                weigh::<L, R, V>(job, out, keys, values, terms, inverse);
             });
             q += n;
         }
     }
 }
 
-/// Writes scaled sums to rows `stride` apart.
+/// Writes sums to rows `stride` apart.
 ///
 /// # Safety
 /// As [`Lane`]; every row has room for `V` vectors.
 #[inline(always)]
 unsafe fn keep<L: Lane, const R: usize, const V: usize>(
     sums: &[[<L::I as Isa>::V; V]; R],
-    scale: f32,
     out: *mut f32,
     stride: usize,
 ) {
@@ -347,74 +388,81 @@ unsafe fn keep<L: Lane, const R: usize, const V: usize>(
         for (v, sum) in sums.iter().enumerate() {
             // SAFETY: the caller's contract.
             unsafe {
-                L::I::store(out.add(r * stride + v * L::I::LANES), L::I::mul(*sum, L::I::splat(scale)));
+                L::I::store(out.add(r * stride + v * L::I::LANES), *sum);
             };
         }
     }
 }
 
-/// Turns a query's scores, of keys from `start` on, into terms, zero for those it does not see; gives their sum.
-///
-/// # Safety
-/// As [`Lane`].
-#[inline(always)]
-unsafe fn soften<L: Lane>(
-    sequence: &Sequence<'_>,
-    query: usize,
-    radius: Option<usize>,
-    start: usize,
-    scores: &mut [f32],
-) -> f32 {
+/// Replaces by minus infinity the scores, of keys from `start` on, that a query does not see.
+fn hide(sequence: &Sequence<'_>, query: usize, radius: Option<usize>, start: usize, scores: &mut [f32]) {
     let low = radius.map_or(start, |r| query.saturating_sub(r).max(start));
     let high = radius.map_or(sequence.len, |r| (query + r + 1).min(sequence.len));
+    scores[..low - start].fill(f32::NEG_INFINITY);
+    scores[high - start..].fill(f32::NEG_INFINITY);
     if let Some(allowed) = sequence.allowed {
         let allowed = &allowed[query * sequence.len..(query + 1) * sequence.len];
         for (score, _) in scores.iter_mut().zip(allowed).filter(|(_, allowed)| !**allowed) {
             *score = f32::NEG_INFINITY;
         }
     }
-    // SAFETY: panels are whole blocks.
-    unsafe { softmax_terms::<L::I>(scores, low - start, high - start) }
 }
 
-/// Writes the sums of values in panels `from..to` weighed by the terms of queries `q..`.
+/// Writes `e^(score − max)` as terms and returns their sum. That of minus infinity is 1e-38, which weighs nothing.
 ///
 /// # Safety
-/// As [`attend`]; `terms` is `[R, keys]`.
+/// As [`Lane`]; `scores` is whole panels, and there is room for as many terms.
 #[inline(always)]
-#[allow(clippy::too_many_arguments, reason = "one loop of `attend`")]
+unsafe fn soften<L: Lane>(scores: &[f32], terms: *mut L::Element) -> f32 {
+    let (p, lanes) = (scores.as_ptr(), L::I::LANES);
+    // SAFETY: whole vectors inside whole panels, four at a time.
+    unsafe {
+        let mut max = [L::I::splat(f32::NEG_INFINITY); 4];
+        for i in (0..scores.len()).step_by(4 * lanes) {
+            for (v, max) in max.iter_mut().enumerate() {
+                *max = L::I::max(*max, L::I::load(p.add(i + v * lanes)));
+            }
+        }
+        // Loops rather than closures, which are not compiled for the instruction set.
+        let max = L::I::max(L::I::max(max[0], max[1]), L::I::max(max[2], max[3]));
+        let max = L::I::splat(L::I::max_lane(max));
+        let mut sums = [L::I::splat(0.0); 4];
+        for i in (0..scores.len()).step_by(4 * lanes) {
+            for (v, sum) in sums.iter_mut().enumerate() {
+                let term = simd::exp::<L::I>(L::I::sub(L::I::load(p.add(i + v * lanes)), max));
+                *sum = L::I::add(*sum, term);
+                L::put(terms.add(i + v * lanes), term, lanes);
+            }
+        }
+        L::I::sum(L::I::add(L::I::add(sums[0], sums[1]), L::I::add(sums[2], sums[3])))
+    }
+}
+
+/// Writes the sums of values weighed by the terms of a tile's queries, `out` being the place of the first one's head.
+///
+/// # Safety
+/// As [`attend`]; `terms` is `[R, keys]`, and so many values follow one another at `values`.
+#[inline(always)]
 unsafe fn weigh<L: Lane, const R: usize, const V: usize>(
     job: &Job<'_, L::Element>,
-    part: &Part<'_>,
-    head: usize,
-    q: usize,
-    from: usize,
-    to: usize,
+    out: usize,
+    keys: usize,
+    values: *const L::Element,
     terms: *const L::Element,
     inverse: [f32; R],
 ) {
     let EncoderAttentionShape { heads, dim, .. } = job.shape;
-    let (keys, value_dim, lanes) = ((to - from) * PANEL, job.shape.value_dim(), L::I::LANES);
+    let (value_dim, lanes) = (job.shape.value_dim(), L::I::LANES);
     for d in (0..dim).step_by(V * lanes) {
-        // SAFETY: panels hold `PANEL` values of `value_dim` channels, whole tiles; `m` channels of each output are this task's.
+        // SAFETY: values have `value_dim` channels, whole tiles; `m` channels of each output are this task's.
         unsafe {
-            let mut sums = [[L::I::splat(0.0); V]; R];
-            for p in from..to {
-                let values =
-                    ((part.panels + p) * heads + head) * job.shape.panel_len() + PANEL * job.shape.key_dim();
-                let values = job.panels.as_ptr().add(values + d * L::DEPTH);
-                let x = terms.add((p - from) * PANEL);
-                let more = tile::<L, R, V>(x, keys, PANEL, values, value_dim * L::DEPTH);
-                for (sum, more) in sums.iter_mut().flatten().zip(more.iter().flatten()) {
-                    *sum = L::I::add(*sum, *more);
-                }
-            }
+            let sums = tile::<L, R, V>(terms, keys, keys, values.add(d * L::DEPTH), value_dim * L::DEPTH);
             for (r, sums) in sums.into_iter().enumerate() {
                 for (v, sum) in sums.into_iter().enumerate() {
                     let c = d + v * lanes;
                     if c < dim {
                         let m = (dim - c).min(lanes);
-                        let out = job.out.slice(((part.sequence.start + q + r) * heads + head) * dim + c, m);
+                        let out = job.out.slice(out + r * heads * dim + c, m);
                         L::put(out.as_mut_ptr(), L::I::mul(sum, L::I::splat(inverse[r])), m);
                     }
                 }

@@ -16,7 +16,7 @@ pub fn layer_norm(context: &Context, x: &[f32], w: &[f32], b: Option<&[f32]>, ep
     assert!(width > 0 && x.len().is_multiple_of(width) && x.len() == out.len(), "row lengths");
     assert!(b.is_none_or(|b| b.len() == width), "bias length");
     let rows = x.len() / width;
-    let per_task = 32_768_usize.div_ceil(width).max(1);
+    let per_task = 8_192_usize.div_ceil(width).max(1);
     let each = |row: &(dyn Fn(usize) + Sync)| {
         context.pool().run(rows.div_ceil(per_task), &|_, task| {
             (task * per_task..((task + 1) * per_task).min(rows)).for_each(row);
