@@ -140,9 +140,21 @@ mod tests {
         assert_eq!(of(score), Some(Value::Float(1.0)));
         let flat = r#"{"type":"score","probabilities":{"0":0.5,"1":0.0,"2":0.5}}"#;
         assert_eq!(of(flat), Some(Value::Float(0.0)));
+        // Of two modes the first counts: 0.65 levels away from it on average, where an even spread is one away from the middle.
+        let two = r#"{"type":"score","probabilities":{"0":0.45,"1":0.45,"2":0.1,"3":0.0}}"#;
+        assert_eq!(of(two), Some(Value::Float(0.35)));
         assert_eq!(of(r#"{"type":"score","probabilities":{"0":1.0}}"#), Some(Value::Float(1.0)));
         assert_eq!(of(r#"{"type":"noul","noul":0.3}"#), None);
         assert_eq!(of(r#"{"type":"choice","probabilities":{"a":"x"}}"#), None);
+    }
+
+    #[test]
+    fn the_first_of_equals_is_chosen() {
+        let definition = r#"{"type":"choice","instructions":"x","criteria":["a","b","c"]}"#;
+        let question = Question::parse("q", &Value::parse(definition).unwrap()).unwrap();
+        let calibration = Calibration::of_config(&serde_json::Map::new()).unwrap();
+        let answer = Answer::new(&question, &[0.0, 2.0, 2.0], &[0.0], &calibration, None, None);
+        assert_eq!(answer.to_value().get("choice"), Some(&Value::text("b")));
     }
 
     #[test]

@@ -235,6 +235,11 @@ mod tests {
         let of = |p| calibration.confidence(&question(2), p, None);
         assert_eq!([of(0.0), of(0.49), of(0.5), of(1.0)], [0.1, 0.1, 0.9, 0.9]);
         assert_eq!(calibration.confidence(&question(3), 0.4, None), 0.4);
+        // They were observed at the model's own temperatures.
+        let mut calibration = calibration;
+        calibration.set_language("de", Temperatures { kinds: [2.0; 3], buckets: Vec::new() });
+        let of = |language| calibration.confidence(&question(2), 0.4, Some(language));
+        assert_eq!([of("de-AT"), of("fr")], [0.4, 0.1]);
         for (value, key) in [
             (json!({"temperature": [1, 2]}), "`temperature`"),
             (json!({"temperature_by_options": []}), "`temperature_by_options`"),

@@ -1,7 +1,7 @@
 //! The least confidence an answer should have.
 
 use crate::question::Question;
-use crate::value::Value;
+use crate::value::{Value, round4};
 use crate::{Error, Result};
 
 const NAME: &str = "min_confidence";
@@ -62,18 +62,14 @@ impl Gate {
         Ok(gate)
     }
 
-    /// What it says of an answer with this confidence: fields to append.
+    /// What it says of an answer with this confidence: fields to append. It is the confidence as answers show it that counts, and kinds
+    /// that no entry names are let through.
     pub(crate) fn verdict(&self, question: &Question, confidence: f64) -> Vec<(String, Value)> {
         let bucket = question.bucket();
         let own = self.buckets.iter().find(|(key, _)| *key == bucket).map(|(_, bound)| *bound);
-        let Some(bound) = own.or(self.default) else {
-            return vec![
-                ("abstention".to_owned(), Value::text("unevaluated")),
-                ("abstention_threshold".to_owned(), Value::Null),
-            ];
-        };
+        let bound = own.or(self.default).unwrap_or(0.0);
         let mut fields = Vec::new();
-        let low = confidence < bound;
+        let low = round4(confidence).as_f64().is_some_and(|shown| shown < bound);
         if low {
             fields.push(("low_confidence".to_owned(), Value::Bool(true)));
         }
@@ -109,5 +105,30 @@ mod tests {
             let error = parse(text).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
+    }
+    #[test]
+    fn what_is_shown_is_what_counts() {
+        let question = |text: &str| Question::parse("q", &Value::parse(text).unwrap()).unwrap();
+        let (choice, noul) = (
+            question(r#"{"type":"choice","instructions":"x","criteria":["a","b","c"]}"#),
+            question(r#"{"type":"noul","instructions":"x"}"#),
+        );
+        let verdict = |gate: &str, question: &Question, confidence: f64| {
+            let gate = Gate::parse(&Value::parse(gate).unwrap()).unwrap();
+            Value::Map(gate.verdict(question, confidence)).to_compact()
+        };
+        let passed = |bound: &str| format!(r#"{{"abstention":"passed","abstention_threshold":{bound}}}"#);
+        let low = |bound: &str| {
+            format!(r#"{{"low_confidence":true,"abstention":"abstained","abstention_threshold":{bound}}}"#)
+        };
+        // Exactly the bound is enough, and so is what is written like it.
+        assert_eq!(verdict("0.5", &noul, 0.5), passed("0.5"));
+        assert_eq!(verdict("0.5", &noul, 0.49996), passed("0.5"));
+        assert_eq!(verdict("0.5", &noul, 0.49994), low("0.5"));
+        assert_eq!(verdict("0.50001", &noul, 0.50004), low("0.50001"));
+        let map = r#"{"choice:3-5": 0.9, "default": 0.1}"#;
+        assert_eq!(verdict(map, &choice, 0.8), low("0.9"));
+        assert_eq!(verdict(map, &noul, 0.8), passed("0.1"));
+        assert_eq!(verdict(r#"{"choice:3-5": 0.9}"#, &noul, 0.0), passed("0.0"));
     }
 }

@@ -77,8 +77,6 @@ impl GraphScorer {
                 }
             }
         }
-        let mut radii: Vec<usize> = laya.encoder.layers.iter().filter_map(|l| l.attention.radius).collect();
-        radii.dedup();
         let widen = |weight: &anemone_models::WeightRef| {
             let tensor_error = |source| anemone_models::Error::Tensor { name: weight.name.clone(), source };
             weight.load(&*weights)?.to_f32().map_err(tensor_error)
@@ -87,8 +85,8 @@ impl GraphScorer {
             embedding: laya.encoder.embedding.load(&*weights)?,
             kinds: widen(&laya.kind_embedding)?,
             pad,
-            // A model without windows ignores the mask.
-            radius: radii.first().copied().unwrap_or(0),
+            // All windows of a model are one; a model without any ignores the mask.
+            radius: laya.encoder.layers.iter().find_map(|l| l.attention.radius).unwrap_or(0),
         };
         let action = ActionReadout::load(&laya, &*weights)?;
         let (buckets, loaded) = (manifest.functions.clone(), BTreeMap::new());

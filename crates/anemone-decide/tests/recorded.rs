@@ -198,6 +198,25 @@ fn refusals() {
     }
 }
 
+/// A row holds an option when it holds its marker.
+#[test]
+fn options_fit_to_the_last_marker() {
+    let Some(dir) = shared("fixtures/laya-tiny/english") else { return };
+    let mut decider = decider(&dir);
+    let questions =
+        Value::parse(r#"{"q": {"type": "choice", "instructions": "x", "criteria": ["a", "b"]}}"#).unwrap();
+    let questions = Question::parse_all(&questions).unwrap();
+    let state = Value::text("x");
+    let prompts = decider.prompts(&state, &questions, &Request::default()).unwrap();
+    let last = prompts[0].markers[1];
+    let mut decide = |max_len: usize| {
+        decider.decide(&state, &questions, &Request { max_len: Some(max_len), ..Request::default() })
+    };
+    assert_eq!(decide(last + 1).unwrap().0[0].prompt.ids.len(), last + 1);
+    let error = decide(last).unwrap_err();
+    assert!(error.is_request() && error.to_string().contains("1 of 2 options fit"), "{error}");
+}
+
 #[test]
 fn the_shipped_model_answers_as_recorded() {
     let Some(dir) = shared("models/laya-demo") else { return };
