@@ -28,9 +28,8 @@ const MAX_LEN: usize = 8192;
 const PASS_TOKENS: usize = 131_072;
 /// Tokens of a row where the caller does not say.
 const ROW_TOKENS: usize = 512;
-/// Arguments of the reference implementation that are functions of its caller.
-const HOOKS: [&str; 7] =
-    ["hooks", "on_predict_start", "on_predict_end", "on_route", "on_load", "on_evict", "on_error"];
+/// Arguments of the reference implementation that are of its caller's process.
+const HOOKS: [&str; 5] = ["hooks", "hooks_raise", "hooks_timeout", "on_predict_end", "on_predict_start"];
 
 pub(crate) type Checked<T> = Result<T, Refusal>;
 
@@ -39,8 +38,10 @@ pub(crate) async fn one(app: &App, request: extract::Request) -> Checked<Respons
     let Some(questions) = body.get("questions") else {
         return Err(Refusal::malformed("request body must be an object with a 'questions' field"));
     };
-    let Some(state) = given(&body, "state") else { return Err(Refusal::malformed("'state' is required")) };
-    let ask = check(app, &body, questions, std::slice::from_ref(state), || Ok(()))?;
+    let state = body.get("state").unwrap_or(&Value::Null);
+    fits(app, questions, std::slice::from_ref(state))?;
+    refuse_hooks(&body)?;
+    let ask = check(app, &body, questions, || Ok(()))?;
     let state = vec![state.clone()];
     answer(app, permit, ask, state, 1, |mut results| results.pop().unwrap_or(Value::Null)).await
 }
@@ -57,26 +58,22 @@ pub(crate) async fn batch(app: &App, request: extract::Request) -> Checked<Respo
         let detail = format!("too many states in batch ({} > {MAX_STATES})", states.len());
         return Err(Refusal::too_large(detail));
     }
-    if let Some(i) = states.iter().position(|state| *state == Value::Null) {
-        return Err(Refusal::malformed(format!("state {i} of 'states' is null")));
+    fits(app, questions, states)?;
+    refuse_hooks(&body)?;
+    if given(&body, "diagnostics").is_some() {
+        return Err(Refusal::invalid(
+            "diagnostics is filled in place for an in-process caller and cannot be returned over HTTP; read the per-group report \
+             from the CLI or a local Router",
+        ));
     }
     let mut size = None;
-    let own = || {
-        if body.get("diagnostics").is_some() {
-            return Err(Refusal::invalid(
-                "diagnostics is filled in place for an in-process caller and cannot be returned over HTTP; read the per-group report \
-                 from the CLI or a local Router",
-            ));
-        }
+    let ask = check(app, &body, questions, || {
         size = given(&body, "batch_size").map(batch_size).transpose()?;
         match given(&body, "sort_by_length") {
             None | Some(Value::Bool(_)) => Ok(()),
-            Some(other) => {
-                Err(Refusal::invalid(format!("sort_by_length must be a boolean, got {}", other.quoted())))
-            }
+            Some(_) => Err(Refusal::invalid("sort_by_length must be a boolean")),
         }
-    };
-    let ask = check(app, &body, questions, states, own)?;
+    })?;
     let row = ask.request.max_len.unwrap_or(ROW_TOKENS);
     let fits = (PASS_TOKENS / (row * ask.questions.len().max(1))).max(1);
     let pass = size.map_or(fits, |size| fits.min(size));
@@ -130,29 +127,34 @@ fn given<'a>(body: &'a Value, key: &str) -> Option<&'a Value> {
     body.get(key).filter(|value| **value != Value::Null)
 }
 
-/// Everything both routes check; `own` is what one of them checks before the controls.
-fn check(
-    app: &App,
-    body: &Value,
-    questions: &Value,
-    states: &[Value],
-    own: impl FnOnce() -> Checked<()>,
-) -> Checked<Ask> {
-    let Some(definitions) = questions.as_map() else {
-        return Err(Refusal::malformed("'questions' must be an object"));
-    };
-    count(definitions, app.options())?;
+/// Refuses states and questions that are none or too large.
+fn fits(app: &App, questions: &Value, states: &[Value]) -> Checked<()> {
     for state in states {
+        if *state == Value::Null {
+            return Err(Refusal::malformed("'state' is required"));
+        }
+        let Some(definitions) = questions.as_map() else {
+            return Err(Refusal::malformed("'questions' must be an object"));
+        };
+        count(definitions, app.options())?;
         size(state)?;
     }
-    if let Some(hook) = HOOKS.into_iter().find(|hook| given(body, hook).is_some()) {
-        let verb = if hook == "hooks" { "run" } else { "runs" };
-        return Err(Refusal::invalid(format!(
-            "{hook} {verb} inside the server process and cannot be sent to this endpoint; install them where laya-serve runs, or \
-             drop them"
-        )));
+    Ok(())
+}
+
+fn refuse_hooks(body: &Value) -> Checked<()> {
+    let given: Vec<&str> = HOOKS.into_iter().filter(|hook| given(body, hook).is_some()).collect();
+    if given.is_empty() {
+        return Ok(());
     }
-    own()?;
+    Err(Refusal::invalid(format!(
+        "{} run inside the server process and cannot be sent to this endpoint; install them where laya-serve runs, or drop them",
+        given.join(", ")
+    )))
+}
+
+/// The controls of both routes and the questions; `own` is what one of the routes checks after the controls.
+fn check(app: &App, body: &Value, questions: &Value, own: impl FnOnce() -> Checked<()>) -> Checked<Ask> {
     let model = given(body, "model").map(|value| model(app.models(), value)).transpose()?.flatten();
     let max_len = budget(body, "max_len")?;
     let head_max_len = budget(body, "head_max_len")?;
@@ -164,6 +166,7 @@ fn check(
     };
     let invalid = |error: Error| Refusal::invalid(error.to_string());
     let gate = given(body, "min_confidence").map(Gate::parse).transpose().map_err(invalid)?;
+    own()?;
     let questions = Question::parse_all(questions).map_err(invalid)?;
     let request = Request { max_len, head_max_len, language: hints.language.clone(), gate };
     let Options { tournament, jev_strict, .. } = *app.options();
@@ -182,7 +185,8 @@ pub(crate) fn size(state: &Value) -> Checked<()> {
 /// Refuses too many options of all questions together.
 pub(crate) fn options_in_all(total: usize) -> Checked<()> {
     if total > MAX_OPTIONS {
-        return Err(Refusal::too_large(format!("too many options in all ({total} > {MAX_OPTIONS})")));
+        let detail = format!("too many answer options across questions ({total} > {MAX_OPTIONS})");
+        return Err(Refusal::too_large(detail));
     }
     Ok(())
 }
@@ -193,7 +197,7 @@ fn count(definitions: &[(String, Value)], options: &Options) -> Checked<()> {
         return Err(Refusal::too_large(detail));
     }
     let most = if options.tournament.is_some() { MAX_TOURNAMENT } else { MAX_CHOICES };
-    let (mut total, mut null) = (0, None);
+    let mut total = 0;
     for (id, definition) in definitions {
         let shown = || Value::text(id).quoted();
         let criteria = definition.get("criteria");
@@ -214,15 +218,13 @@ fn count(definitions: &[(String, Value)], options: &Options) -> Checked<()> {
                     let detail = format!("too many score levels for {} ({n} > {MAX_LEVELS})", shown());
                     return Err(Refusal::too_large(detail));
                 }
-                let empty = levels.iter().position(|level| *level == Value::Null);
-                null = null.or_else(|| Some(Error::NullLevel { id: id.clone(), index: empty? }));
+                if let Some(index) = levels.iter().position(|level| *level == Value::Null) {
+                    return Err(Refusal::invalid(Error::NullLevel { id: id.clone(), index }.to_string()));
+                }
                 total += n;
             }
             _ => {}
         }
-    }
-    if let Some(error) = null {
-        return Err(Refusal::invalid(error.to_string()));
     }
     options_in_all(total)
 }
@@ -251,7 +253,7 @@ fn budget(body: &Value, key: &str) -> Checked<Option<usize>> {
     match given(body, key) {
         None => Ok(None),
         Some(Value::Int(digits)) if digits == "0" || digits.starts_with('-') => {
-            Err(Refusal::invalid(format!("{key} must be a positive integer, got {digits}")))
+            Err(Refusal::invalid(format!("{key} must be a positive integer")))
         }
         Some(Value::Int(digits)) => match digits.parse() {
             Ok(n) if n <= MAX_LEN => Ok(Some(n)),
@@ -270,7 +272,12 @@ fn text(body: &Value, key: &str, expected: &str) -> Checked<Option<String>> {
 }
 
 fn batch_size(value: &Value) -> Checked<usize> {
-    value.as_usize().filter(|n| *n > 0).ok_or_else(|| {
-        Refusal::invalid(format!("batch_size must be a positive integer, got {}", value.quoted()))
-    })
+    match value {
+        Value::Int(digits) if digits == "0" || digits.starts_with('-') => {
+            Err(Refusal::invalid(format!("batch_size must be a positive integer, got {digits}")))
+        }
+        // Any number beyond all states is as good as another.
+        Value::Int(digits) => Ok(digits.parse().unwrap_or(usize::MAX)),
+        _ => Err(Refusal::invalid("batch_size must be an integer")),
+    }
 }

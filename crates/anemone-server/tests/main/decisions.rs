@@ -143,7 +143,7 @@ fn questions() -> Vec<Case> {
         (
             one(&format!(r#"{{"type":"score","instructions":"x","levels":[{}]}}"#, levels(10_000))).into(),
             413,
-            "too many options in all",
+            "too many answer options across questions",
         ),
         (ask("\"x\"", "[]").into(), 400, "'questions' must be a list"),
         (ask("\"x\"", "{}").into(), 400, "'questions' must be a list"),
@@ -152,7 +152,7 @@ fn questions() -> Vec<Case> {
         (one(r#"{"type":"noul","instructions":"x"}"#).into(), 400, "use predicate, choice or score"),
         (one(r#"{"type":"score","instructions":"x","levels":[1]}"#).into(), 400, "levels[0].label"),
         (choice(1).into(), 400, "give 2 to 255"),
-        (choice(10_000).into(), 413, "too many options in all"),
+        (choice(10_000).into(), 413, "too many answer options across questions"),
         (
             one(r#"{"type":"choice","instructions":"x","choices":[{"value":"a"},{"value":"a"}]}"#).into(),
             400,

@@ -48,7 +48,7 @@ fn questions() -> Vec<(String, u16, &'static str)> {
             "unknown type",
         ),
         (many(10_000, QUESTION), 413, "too many questions (10000 > 64)"),
-        (many(6, &choice(99)), 413, "too many options in all (594 > 512)"),
+        (many(6, &choice(99)), 413, "too many answer options across questions (594 > 512)"),
     ]
 }
 
@@ -94,7 +94,7 @@ const FIELDS: [(&str, u16, &str); 17] = [
     (r#""max_len":3"#, 422, "fit 3 tokens"),
     (r#""min_confidence":NaN"#, 422, "min_confidence must be a float in [0.0, 1.0], got NaN"),
     (r#""min_confidence":{"choice:4":0.5}"#, 422, "names 'choice:4'"),
-    (r#""on_load":[1]"#, 422, "on_load runs inside the server process"),
+    (r#""hooks_timeout":1,"hooks":[]"#, 422, "hooks, hooks_timeout run inside the server process"),
 ];
 
 fn check(what: &str, answer: &crate::support::Answer, status: u16, fragment: &str) {
@@ -147,7 +147,7 @@ fn wrong_states_are_refused() {
         ("states", "{}".into(), 400, "'states' must be a non-empty list"),
         ("states", "\"x\"".into(), 400, "'states' must be a non-empty list"),
         ("states", format!("[{}]", labels(10_000)), 413, "too many states in batch (10000 > 64)"),
-        ("states", "[\"x\",null]".into(), 400, "state 1 of 'states' is null"),
+        ("states", "[\"x\",null]".into(), 400, "'state' is required"),
         ("states", format!("[\"x\",{long}]"), 413, "state too large"),
         ("states", "[\"x\"],\"sort_by_length\":1".into(), 422, "sort_by_length must be a boolean"),
     ];
