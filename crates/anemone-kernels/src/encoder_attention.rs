@@ -367,7 +367,11 @@ unsafe fn attend<L: Lane, const V: usize>(job: &Job<'_, L::Element>, thread: usi
                     inverse[r] = 1.0 / soften::<L>(scores, terms.add(r * keys));
                 }
                 let out = ((sequence.start + q) * heads + head) * dim;
-                weigh::<L, R, V>(job, out, keys, values, terms, inverse);
+                // The keys that some query of the tile sees, from the first of a pair on.
+                let low = radius.map_or(0, |r| q.saturating_sub(r).saturating_sub(from * PANEL) & !1);
+                let high = radius.map_or(sequence.len, |r| (q + R + r).min(sequence.len)) - from * PANEL;
+                let values = values.add(low * job.shape.value_dim());
+                weigh::<L, R, V>(job, out, (keys, high - low), values, terms.add(low), inverse);
             });
             q += n;
         }
@@ -441,12 +445,12 @@ unsafe fn soften<L: Lane>(scores: &[f32], terms: *mut L::Element) -> f32 {
 /// Writes the sums of values weighed by the terms of a tile's queries, `out` being the place of the first one's head.
 ///
 /// # Safety
-/// As [`attend`]; `terms` is `[R, keys]`, and so many values follow one another at `values`.
+/// As [`attend`]; `terms` is `R` rows `stride` apart, of which `keys` count, and so many values follow one another at `values`.
 #[inline(always)]
 unsafe fn weigh<L: Lane, const R: usize, const V: usize>(
     job: &Job<'_, L::Element>,
     out: usize,
-    keys: usize,
+    (stride, keys): (usize, usize),
     values: *const L::Element,
     terms: *const L::Element,
     inverse: [f32; R],
@@ -456,7 +460,7 @@ unsafe fn weigh<L: Lane, const R: usize, const V: usize>(
     for d in (0..dim).step_by(V * lanes) {
         // SAFETY: values have `value_dim` channels, whole tiles; `m` channels of each output are this task's.
         unsafe {
-            let sums = tile::<L, R, V>(terms, keys, keys, values.add(d * L::DEPTH), value_dim * L::DEPTH);
+            let sums = tile::<L, R, V>(terms, stride, keys, values.add(d * L::DEPTH), value_dim * L::DEPTH);
             for (r, sums) in sums.into_iter().enumerate() {
                 for (v, sum) in sums.into_iter().enumerate() {
                     let c = d + v * lanes;
