@@ -42,6 +42,14 @@ pub enum Error {
         /// What is missing or wrong.
         problem: String,
     },
+    /// The directory is something else that anemone writes.
+    #[error("{} is {what}", path.display())]
+    Other {
+        /// The directory.
+        path: PathBuf,
+        /// What it is and what it is for.
+        what: &'static str,
+    },
     /// The manifest does not fit the files, or itself.
     #[error("{}: `{key}` {problem}; the bundle is damaged or was changed: copy it again or convert the model again", path.display())]
     Manifest {

@@ -8,7 +8,7 @@ use anemone_tensor::{Bytes, DType, Shape, Tensor};
 use serde::de::DeserializeOwned;
 
 use crate::decision::DECISION_FORMAT;
-use crate::manifest::{HostTensor, PackageEntry, Piece};
+use crate::manifest::{FORMAT, HostTensor, PackageEntry, Piece};
 use crate::{Error, content_hash, file_hash, package_hash};
 
 /// The files of a bundle, as its manifest lists them.
@@ -30,15 +30,24 @@ pub(crate) fn read_manifest<M: DeserializeOwned>(
 ) -> Result<M, Error> {
     let not = |problem: String| Error::NotABundle { path: dir.to_path_buf(), problem };
     let path = dir.join("manifest.json");
-    let text = fs::read(&path).map_err(|e| not(format!("no manifest.json can be read ({e})")))?;
-    let value: serde_json::Value =
-        serde_json::from_slice(&text).map_err(|e| not(format!("manifest.json is not JSON ({e})")))?;
+    let text = fs::read(&path).map_err(|e| {
+        not(format!("no manifest.json can be read ({e}); name a directory that `convert` wrote"))
+    })?;
+    let value: serde_json::Value = serde_json::from_slice(&text).map_err(|e| {
+        not(format!("manifest.json is not JSON ({e}); copy the bundle again or convert the model again"))
+    })?;
     let found = value["format"].as_str();
     if found != Some(format) {
-        if found == Some(DECISION_FORMAT) {
-            return Err(not(
-                "it is the bundle of a decision model; use it with `decide` or `validate`".into()
-            ));
+        let what = match found {
+            Some(DECISION_FORMAT) => "the bundle of a decision model; use it with `decide` or `validate`",
+            Some(FORMAT) => "the bundle of a language model; use it with `run` or `verify`",
+            Some("anemone-probe") => {
+                "a part of a model, which `probe` wrote; `inspect` shows its model.mlpackage"
+            }
+            _ => "",
+        };
+        if !what.is_empty() {
+            return Err(Error::Other { path: dir.to_path_buf(), what });
         }
         return Err(not(format!("manifest.json says format {}, expected \"{format}\"", value["format"])));
     }

@@ -211,6 +211,12 @@ impl Decider {
         questions.iter().map(|question| self.vocabulary.prompt(question, &tokens, limits)).collect()
     }
 
+    /// Tokens of each question's instructions and options that its rows leave out, 0 where all fit; results do not tell.
+    pub fn cut(&self, questions: &[Question], request: &Request) -> Result<Vec<usize>> {
+        let limits = self.limits_of(request)?;
+        questions.iter().map(|question| Ok(self.vocabulary.question(question, limits)?.cut)).collect()
+    }
+
     /// The scores of rows made before, one for each question: the model alone, without reading or answering.
     pub fn scores(&mut self, prompts: &[Prompt], questions: &[Question]) -> Result<Vec<Scores>> {
         self.score(prompts.iter().zip(questions.iter().map(|q| q.kind.index())))

@@ -53,6 +53,8 @@ pub(crate) struct QuestionTokens {
     options_end: usize,
     distinct_options: usize,
     tokens_per_option: Option<usize>,
+    /// Tokens of instructions and options that were left out.
+    pub(crate) cut: usize,
     sep: u32,
 }
 
@@ -137,12 +139,12 @@ impl Vocabulary {
 
     /// What the rows of a question begin with, whatever the state.
     pub(crate) fn question(&self, question: &Question, limits: Limits) -> Result<QuestionTokens> {
-        let mut spans = Vec::with_capacity(question.options.len());
+        let (mut spans, mut whole) = (Vec::with_capacity(question.options.len()), 0);
         for option in question.slots() {
+            let text = self.encode(&format!(" {}", question.options[option]))?;
+            whole += text.len() + 1;
             let mut span = vec![self.mask];
-            span.extend(
-                self.encode(&format!(" {}", question.options[option]))?.into_iter().take(OPTION_TOKENS),
-            );
+            span.extend(text.into_iter().take(OPTION_TOKENS));
             spans.push(span);
         }
         let taken = |spans: &[Vec<u32>]| spans.iter().map(Vec::len).sum::<usize>();
@@ -157,7 +159,9 @@ impl Vocabulary {
         let budget = limits.head_max_len.saturating_sub(taken(&spans));
         let mut head =
             self.encode(&format!("{} question: {}", question.kind.name(), question.instructions))?;
+        whole += head.len();
         head.truncate(budget.max(KEPT_HEAD));
+        let cut = whole - head.len() - taken(&spans);
 
         let mut distinct: Vec<&Vec<u32>> = spans.iter().collect();
         distinct.sort_unstable();
@@ -181,6 +185,7 @@ impl Vocabulary {
             options_end,
             distinct_options,
             tokens_per_option,
+            cut,
             sep: self.sep,
         })
     }

@@ -9,6 +9,10 @@ use clap::builder::RangedU64ValueParser;
 /// The context a command makes room for when `--ctx` is absent and the model allows it.
 pub(crate) const DEFAULT_CONTEXT: usize = 4096;
 
+/// Help of `--model` where it names a decision model.
+pub(crate) const DECISION_MODEL_HELP: &str =
+    "Decision model: a directory or a hub id `org/name[@revision]` [default: the built-in model laya-demo]";
+
 /// Which model.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Model")]

@@ -1,6 +1,6 @@
 use std::fs::{self, File};
 use std::io::{Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -32,7 +32,15 @@ pub(crate) fn read_all(label: &str, reader: impl Read) -> Result<String> {
     })
 }
 
-/// Writes a file through a temporary sibling that takes its name when `write` has succeeded.
+/// Refuses an output that is the file read from.
+pub(crate) fn distinct(input: &Path, flag: &str, output: &Path) -> Result<()> {
+    let same = output.canonicalize().is_ok_and(|there| input.canonicalize().is_ok_and(|read| read == there));
+    ensure!(!same, "{flag} {}: this is the file that is read; name another file", output.display());
+    Ok(())
+}
+
+/// Writes a file through a temporary sibling that takes its name when `write` has succeeded; a link stays, and what it leads to is
+/// written.
 pub(crate) fn write_whole(
     flag: &str,
     path: &Path,
@@ -44,6 +52,7 @@ pub(crate) fn write_whole(
     {
         bail!("{}: exists and is not a regular file; name a file", label());
     }
+    let path = &place(path).with_context(label)?;
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     ensure!(
         parent.is_dir(),
@@ -74,6 +83,31 @@ pub(crate) fn write_whole(
     Ok(())
 }
 
+/// The file that a path leads to, which must not be where stdout or stderr go already.
+fn place(path: &Path) -> Result<PathBuf> {
+    if fs::symlink_metadata(path).is_err() {
+        return Ok(path.to_owned());
+    }
+    let real = path.canonicalize().context("it is a link that leads nowhere; name a file")?;
+    #[cfg(unix)]
+    {
+        use std::os::fd::AsFd;
+        use std::os::unix::fs::MetadataExt;
+        let of = |meta: fs::Metadata| (meta.dev(), meta.ino());
+        let file = fs::metadata(&real).map(of).ok();
+        let (out, err) = (std::io::stdout(), std::io::stderr());
+        for stream in [out.as_fd(), err.as_fd()] {
+            let open = stream.try_clone_to_owned().and_then(|fd| File::from(fd).metadata());
+            ensure!(
+                file.is_none() || open.map(of).ok() != file,
+                "stdout or stderr go there already; name another file"
+            );
+        }
+    }
+    let linked = fs::symlink_metadata(path).is_ok_and(|meta| meta.is_symlink());
+    Ok(if linked { real } else { path.to_owned() })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -96,6 +130,24 @@ mod tests {
         assert!(missing.to_string().contains("does not exist; create it"), "{missing}");
         let directory = write_whole("--out", dir.path(), |_| Ok(())).unwrap_err();
         assert!(directory.to_string().contains("not a regular file"), "{directory}");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_link_stays_and_what_it_leads_to_is_written() {
+        use std::os::unix::fs::symlink;
+        let dir = tempfile::tempdir().unwrap();
+        let (file, link, loose) =
+            (dir.path().join("a.txt"), dir.path().join("b.txt"), dir.path().join("c.txt"));
+        fs::write(&file, "old").unwrap();
+        symlink(&file, &link).unwrap();
+        symlink(dir.path().join("none"), &loose).unwrap();
+        write_whole("--out", &link, |out| Ok(out.write_all(b"new")?)).unwrap();
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(fs::read_to_string(&file).unwrap(), "new");
+        let nowhere = write_whole("--out", &loose, |_| Ok(())).unwrap_err();
+        assert!(format!("{nowhere:#}").contains("leads nowhere; name a file"), "{nowhere:#}");
+        assert!(distinct(&file, "--out", &link).is_err() && distinct(&file, "--out", &loose).is_ok());
     }
 
     #[test]

@@ -172,11 +172,9 @@ pub(crate) fn open_decision(args: &ModelArgs, shell: &Shell) -> Result<DecisionC
 /// Where the decision model lies that `--model` names; none for the built-in one.
 pub(crate) fn decision_path(args: &ModelArgs, shell: &Shell) -> Result<Option<PathBuf>> {
     let Some(path) = locate(args, shell)? else { return Ok(None) };
-    ensure!(
-        DecisionBundle::is_at(&path) || !Bundle::is_bundle(&path),
-        "--model {}: this is the bundle of a language model, which has no decisions to make; use it with `run`",
-        path.display()
-    );
+    if Bundle::is_bundle(&path) {
+        DecisionBundle::open(&path).with_context(|| format!("--model {}", path.display()))?;
+    }
     ensure!(
         DecisionCheckpoint::is_at(&path) || !path.join("config.json").is_file(),
         "--model {}: this is a language model, which has no decisions to make; use it with `run`, or pass a decision model (it has \

@@ -2,7 +2,7 @@
 
 use std::io::{self, Read};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use arrow_array::builder::StringBuilder;
 use arrow_array::{ArrayRef, RecordBatch};
@@ -18,23 +18,39 @@ pub(super) struct CsvRows<R> {
     format: Format,
     rows: usize,
     budget: Arc<AtomicUsize>,
+    end: Arc<AtomicU64>,
     reader: csv::Reader<Budgeted<R>>,
 }
 
-/// A reader that fails when more is read than is allowed until the next row.
+/// What follows the file's last byte: the first ends its last row, and only a quotation mark left open takes in both.
+const TAIL: &[u8] = b"\n\n";
+
+/// A reader that fails when more is read than is allowed until the next row, and gives [`TAIL`] at its end.
 struct Budgeted<R> {
     inner: R,
     left: Arc<AtomicUsize>,
+    read: u64,
+    /// Bytes of it all with the tail, once that was given.
+    end: Arc<AtomicU64>,
 }
 
 impl<R: Read> Read for Budgeted<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.end.load(Ordering::Relaxed) != u64::MAX {
+            return Ok(0);
+        }
         let left = self.left.load(Ordering::Relaxed);
         if left == 0 {
             return Err(io::Error::new(io::ErrorKind::FileTooLarge, "row"));
         }
         let end = buffer.len().min(left);
         let read = self.inner.read(&mut buffer[..end])?;
+        self.read += read as u64;
+        if read == 0 && buffer.len() >= TAIL.len() {
+            buffer[..TAIL.len()].copy_from_slice(TAIL);
+            self.end.store(self.read + TAIL.len() as u64, Ordering::Relaxed);
+            return Ok(TAIL.len());
+        }
         self.left.store(left - read, Ordering::Relaxed);
         Ok(read)
     }
@@ -43,16 +59,19 @@ impl<R: Read> Read for Budgeted<R> {
 impl<R: Read + Send> CsvRows<R> {
     pub(super) fn open(inner: R, format: Format, rows: usize) -> Result<Self> {
         let budget = Arc::new(AtomicUsize::new(ROW_LIMIT));
-        let mut reader = csv::ReaderBuilder::new()
-            .delimiter(format.delimiter())
-            .from_reader(Budgeted { inner, left: Arc::clone(&budget) });
+        let end = Arc::new(AtomicU64::new(u64::MAX));
+        let source = Budgeted { inner, left: Arc::clone(&budget), read: 0, end: Arc::clone(&end) };
+        let mut reader = csv::ReaderBuilder::new().delimiter(format.delimiter()).from_reader(source);
         let headers = reader.headers().map_err(|error| problem(format, &error))?;
         let fields: Vec<Field> = headers.iter().map(|name| Field::new(name, DataType::Utf8, true)).collect();
         if fields.is_empty() {
             let problem = "it is empty; its first line must name the columns".to_owned();
             return Err(Error::Columns(problem));
         }
-        Ok(Self { schema: Arc::new(Schema::new(fields)), format, rows, budget, reader })
+        if reader.position().byte() == end.load(Ordering::Relaxed) {
+            return Err(open_quote("its first line".to_owned()));
+        }
+        Ok(Self { schema: Arc::new(Schema::new(fields)), format, rows, budget, end, reader })
     }
 }
 
@@ -75,6 +94,9 @@ impl<R: Read + Send> Source for CsvRows<R> {
             if !more {
                 break;
             }
+            if self.reader.position().byte() == self.end.load(Ordering::Relaxed) {
+                return Err(open_quote(place(record.position())));
+            }
             rows += 1;
             bytes += record.as_slice().len();
             for (column, value) in columns.iter_mut().zip(&record) {
@@ -89,8 +111,17 @@ impl<R: Read + Send> Source for CsvRows<R> {
     }
 }
 
+fn place(position: Option<&csv::Position>) -> String {
+    position.map_or("its first line".to_owned(), |at| format!("line {}", at.line()))
+}
+
+fn open_quote(line: String) -> Error {
+    let problem = "a quotation mark is open to the end of the file; close it, write one within a value twice, or copy the file again";
+    Error::row(line, problem)
+}
+
 fn problem(format: Format, error: &csv::Error) -> Error {
-    let line = error.position().map_or("its first line".to_owned(), |at| format!("line {}", at.line()));
+    let line = place(error.position());
     match error.kind() {
         ErrorKind::Io(source) if source.kind() == io::ErrorKind::FileTooLarge => {
             let problem =

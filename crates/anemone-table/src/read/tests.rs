@@ -163,6 +163,15 @@ fn csv_columns_are_texts_and_nothing_is_guessed() {
     fails(b"", Format::Csv, "a", &["must name the columns"]);
     fails(b"a,b,a\n", Format::Csv, "a", &["two columns are called `a`"]);
     fails(b"a,b\n1,2\n", Format::Csv, "body", &["no column `body`", "`a`, `b`"]);
+    fails(b"a,b\n1,2\n3,\"x\n4,y\n", Format::Csv, "a", &["line 3", "quotation mark is open to the end"]);
+    fails(b"a\n\"x", Format::Csv, "a", &["line 2", "quotation mark is open"]);
+    fails(b"\xef\xbb\xbfa\n\"x\r\n", Format::Csv, "a", &["line 2", "quotation mark is open"]);
+    fails(b"\"a,b\n1,2\n", Format::Csv, "a", &["its first line", "quotation mark is open"]);
+    fails(b"\n\n", Format::Csv, "a", &["must name the columns"]);
+    for closed in [&b"a\n\"x\n\""[..], b"a\n\"x\n\"\n", b"a\n\"x\n\"\r\n", b"a\n\"x\n\"\r"] {
+        assert_eq!(states(closed, Format::Csv, "a").unwrap(), [r#""x\n""#]);
+    }
+    assert_eq!(states(b"a\nb\"c", Format::Csv, "a").unwrap(), [r#""b\"c""#]);
     let open = [b"a\n\"".as_slice(), &vec![b'x'; ROW_LIMIT + (1 << 20)]].concat();
     fails(&open, Format::Csv, "a", &["more than 16 MiB", "quotation mark"]);
 }

@@ -80,7 +80,7 @@ pub(crate) struct Args {
     #[arg(long, requires = "many")]
     keep_going: bool,
     /// Compare the answers of --batch with each line's `label` and print accuracies instead
-    #[arg(long, requires = "batch", conflicts_with = "output")]
+    #[arg(long, requires = "batch", conflicts_with_all = ["output", "state"])]
     score: bool,
     /// The least confidence an answer should have, from 0 to 1, or JSON by kind and number of options
     #[arg(long, value_name = "P|JSON")]
@@ -190,7 +190,10 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
             (Value::text(demo::decision::STATE), input::questions(demo::decision::QUESTIONS)?)
         }
         (Some(_), None) => bail!("--state without --questions or --preset; say what is asked"),
-        (None, Some(_)) => bail!("--questions without --state, --batch or --input; say what they are about"),
+        (None, Some(_)) => {
+            let flag = if args.preset.is_some() { "--preset" } else { "--questions" };
+            bail!("{flag} without --state, --batch or --input; say what it is about")
+        }
     };
     let state = asked.place(state);
     let mut models = Models::load(args, shell)?;

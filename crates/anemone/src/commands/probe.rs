@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 use serde_json::{Value, json};
 
-use crate::args::ModelArgs;
+use crate::args::{DECISION_MODEL_HELP, ModelArgs};
 use crate::cli::Shell;
 use crate::commands::convert;
 use crate::{machine, model, output};
@@ -26,6 +26,7 @@ const TILE: usize = 128;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  anemone probe --kind layer --length 96 --output layer96\n  \
                   anemone probe --model ./laya --kind body --length 1024 --attention tiled --output body1024")]
+#[command(mut_arg("model", |arg| arg.help(DECISION_MODEL_HELP)))]
 pub(crate) struct Args {
     /// What to write
     #[arg(long, value_name = "KIND")]

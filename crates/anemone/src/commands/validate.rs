@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anemone_bundle::{Bundle, DecisionBundle, Source};
+use anemone_bundle::{DecisionBundle, Source};
 use anemone_cpu::LayaOptions;
 use anemone_decide::{
     Answer, Bar, Decider, Decision, Error, Expected, Question, RecordedCase, RecordedRow, Request, Rule,
@@ -16,7 +16,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::builder::RangedU64ValueParser;
 use serde_json::json;
 
-use crate::args::{EngineName, ModelArgs, ProfileName};
+use crate::args::{DECISION_MODEL_HELP, EngineName, ModelArgs, ProfileName};
 use crate::cli::Shell;
 use crate::commands::decide::input::Asked;
 use crate::commands::{convert, decide};
@@ -42,6 +42,7 @@ const LISTED: usize = 20;
                   anemone validate --bundle laya.bundle --model ./laya --batch tickets.jsonl --repeats 10 --json\n  \
                   anemone validate --record laya.reference.json --model ./laya --batch tickets.jsonl\n  \
                   anemone validate --bundle laya.bundle --reference laya.reference.json")]
+#[command(mut_arg("model", |arg| arg.help(DECISION_MODEL_HELP)))]
 pub(crate) struct Args {
     /// Bundle to validate
     #[arg(long, value_name = "DIR", help_heading = "Model", required_unless_present = "record")]
@@ -73,7 +74,7 @@ pub(crate) struct Args {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-    /// What runs the bundle: auto is the emulator
+    /// What runs the bundle: only the emulator, which auto is here, interprets its package
     #[arg(long, value_name = "ENGINE", default_value = "auto")]
     engine: EngineName,
     /// Arithmetic of the emulator [default: fp16]
@@ -123,11 +124,6 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     let exact = LayaOptions { threads, reduced: false };
     let Some(path) = &args.bundle else { return record::run(args, exact, shell) };
     let label = || format!("--bundle {}", path.display());
-    ensure!(
-        DecisionBundle::is_at(path) || !Bundle::is_bundle(path),
-        "{}: this is the bundle of a language model; use `verify`",
-        label()
-    );
     let bundle = DecisionBundle::open(path).with_context(label)?;
     let source = bundle.manifest().source.clone();
     let (cases, max_len, mut live) = if let Some(path) = &args.reference {

@@ -111,6 +111,41 @@ fn mistakes_are_named() {
         fails(&["-s", "x", "-Q", ANGRY, "-m", dir.to_str().unwrap()], &["a language model", "`run`"]);
     }
     fails(&["--batch", "/no/such"], &["--batch /no/such", "check the path"]);
+    fails(&["--preset", "email"], &["--preset without --state"]);
+    anemone(&["decide", "-s", "x", "-Q", ANGRY, "--score"]).fails(2, &["--score", "--state"]);
+    fails(
+        &["-m", "a=x", "-m", "a=x", "-s", "x", "-Q", ANGRY],
+        &["--model a=x", "another model of this name"],
+    );
+}
+
+#[test]
+fn what_is_left_out_of_a_question_is_said() {
+    let long = format!(
+        r#"{{"q": {{"type": "noul", "instructions": "Is the sender angry{}?"}}}}"#,
+        " and loud".repeat(300)
+    );
+    let said = "question 'q': ";
+    let note = |ran: crate::support::Ran| {
+        let ran = ran.ok();
+        assert_eq!(ran.stderr.lines().filter(|line| line.starts_with(said)).count(), 1, "{}", ran.stderr);
+        assert!(ran.stderr.contains("do not fit and are not read; shorten them"), "{}", ran.stderr);
+        let count = ran.stderr.split(said).nth(1).unwrap().split(' ').next().unwrap();
+        assert!(count.parse::<usize>().unwrap() > 300, "{}", ran.stderr);
+    };
+    note(anemone(&["decide", "-s", "x", "-Q", &long]));
+    note(anemone_with(b"{\"state\": \"x\"}\n{\"state\": \"y\"}\n", &["decide", "-b", "-", "-Q", &long]));
+    assert_eq!(anemone(&["decide", "-s", "x", "-Q", ANGRY]).ok().stderr, "");
+    assert_eq!(anemone(&["decide", "-q", "-s", "x", "-Q", &long]).ok().stderr, "");
+}
+
+#[test]
+fn a_line_that_is_no_text_stops_no_other() {
+    let args = ["decide", "-b", "-", "-Q", ANGRY, "--keep-going"];
+    let ran = anemone_with(b"{\"state\": \"\xff\"}\n{\"state\": \"x\"}\n", &args);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    let lines: Vec<&str> = ran.stdout.lines().collect();
+    assert!(lines[0].contains("line 1: not UTF-8 at byte 11") && lines[1].contains("answers"), "{lines:?}");
 }
 
 #[test]

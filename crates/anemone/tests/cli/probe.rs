@@ -81,3 +81,20 @@ fn nothing_is_written_over_and_mistakes_are_named() {
         assert_eq!(report["tile"], 16);
     }
 }
+
+#[test]
+fn other_directories_of_ours_are_named_for_what_they_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    anemone(&["probe", "--kind", "mlp", "--length", "32", "--output", &at("part")]).ok();
+    let part = ["a part of a model", "`inspect`"];
+    anemone(&["inspect", "--model", &at("part")]).fails(1, &part);
+    anemone(&["run", "--model", &at("part"), "--prompt", "x"]).fails(1, &part);
+    let decide = |model: &str| anemone(&["decide", "--model", model, "-s", "x", "--preset", "email"]);
+    decide(&at("part")).fails(1, &part);
+    anemone(&["convert", "-q", "--decision", "--out", &at("bundle"), "--length", "32"]).ok();
+    anemone(&["run", "--model", &at("bundle"), "--prompt", "x"])
+        .fails(1, &["is the bundle of a decision model; use it with `decide`"]);
+    std::fs::write(dir.path().join("bundle/manifest.json"), "{").unwrap();
+    decide(&at("bundle")).fails(1, &["manifest.json is not JSON", "copy the bundle again"]);
+}

@@ -208,7 +208,7 @@ fn faults_of_a_table_are_named() {
     fails(&broken, &out, &[], &["broken.csv", "line 3", "not UTF-8 at its byte 0"]);
     fails(&odd, &out, &[], &["in.txt", "--input-format", "parquet, csv, tsv, jsonl"]);
     fails(&csv, &dir.path("out"), &[], &["--output-format"]);
-    fails(&csv, &csv, &["--state-column", "body"], &["this is the table that is read"]);
+    fails(&csv, &csv, &["--state-column", "body"], &["this is the file that is read"]);
     fails(&dir.path("none.csv"), &out, &[], &["check the path"]);
     fails(dir.0.path().to_str().unwrap(), &out, &["--input-format", "csv"], &["not a regular file"]);
     fails(&csv, &dir.path("no/out.csv"), &["--state-column", "body"], &["does not exist; create it"]);
@@ -264,12 +264,20 @@ fn a_full_disk_leaves_nothing() {
 #[cfg(unix)]
 #[test]
 fn an_interrupt_leaves_nothing() {
+    let table = format!("state\n{}", "where is my card please\n".repeat(20_000));
+    interrupted("-i", "in.csv", &table, "out.csv");
+    let lines = "{\"state\": \"where is my card please\"}\n".repeat(20_000);
+    interrupted("-b", "in.jsonl", &lines, "out.jsonl");
+}
+
+#[cfg(unix)]
+fn interrupted(flag: &str, name: &str, text: &str, out: &str) {
     use std::io::Read;
     use std::process::{Command, Stdio};
     let dir = Dir::new();
-    let input = dir.file("in.csv", format!("state\n{}", "where is my card please\n".repeat(20_000)));
-    let out = dir.path("out.csv");
-    let args = ["decide", "-i", &input, "-o", &out, "-Q", LOST, "--batch-size", "4"];
+    let input = dir.file(name, text);
+    let out = dir.path(out);
+    let args = ["decide", flag, &input, "-o", &out, "-Q", LOST, "--batch-size", "4"];
     let mut child = command(&args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     // Once its temporary file is there, the run has begun.
     let begun = || dir.names().iter().any(|name| name.starts_with(".anemone-"));
@@ -285,7 +293,28 @@ fn an_interrupt_leaves_nothing() {
     child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130), "{said}");
     assert!(said.contains("interrupted; --output") && said.contains("is not written"), "{said}");
-    assert_eq!(dir.names(), ["in.csv"]);
+    assert_eq!(dir.names(), [name]);
+}
+
+#[test]
+fn an_output_that_is_read_or_open_already_is_refused() {
+    let dir = Dir::new();
+    let lines = dir.file("in.jsonl", "{\"state\": \"x\"}\n");
+    anemone(&["decide", "-b", &lines, "-o", &lines, "-Q", LOST])
+        .fails(1, &["--output", "this is the file that is read"]);
+    assert_eq!(std::fs::read_to_string(&lines).unwrap(), "{\"state\": \"x\"}\n");
+    #[cfg(target_os = "linux")]
+    {
+        let out = dir.path("out.jsonl");
+        let link = dir.path("link.jsonl");
+        std::os::unix::fs::symlink("/proc/self/fd/1", &link).unwrap();
+        let mut child = command(&["decide", "-i", &lines, "-o", &link, "-Q", LOST]);
+        let ran = child.stdout(File::create(&out).unwrap()).output().unwrap();
+        let said = String::from_utf8(ran.stderr).unwrap();
+        assert_eq!(ran.status.code(), Some(1), "{said}");
+        assert!(said.contains("stdout or stderr go there already; name another file"), "{said}");
+        assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
+    }
 }
 
 /// The crate that reads Parquet panics on some damaged files; the user sees a line like any other.

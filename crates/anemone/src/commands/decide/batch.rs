@@ -11,6 +11,7 @@ use super::models::{Answered, Models};
 use super::score::Scores;
 use super::{Args, ensure_one};
 use crate::cli::Shell;
+use crate::interrupt::{self, Guard};
 use crate::{files, output};
 
 /// Longest line that is read.
@@ -38,6 +39,9 @@ pub(super) fn run(
     } else {
         Box::new(File::open(path).with_context(|| format!("{label}: cannot open it; check the path"))?)
     };
+    if let Some(asked) = asked {
+        models.tell_cuts(&asked.questions, request, shell)?;
+    }
     let mut batch = Batch {
         args,
         label,
@@ -51,17 +55,30 @@ pub(super) fn run(
     if shell.quiet || args.output.is_none() && !args.score {
         batch.bar.set_draw_target(indicatif::ProgressDrawTarget::hidden());
     }
-    match &args.output {
-        Some(path) => files::write_whole("--output", path, |file| {
-            let mut out = io::BufWriter::new(file);
-            batch.answer_all(input, &mut |line| {
-                out.write_all(line.as_bytes()).with_context(|| format!("--output {}", path.display()))
-            })?;
-            out.flush().with_context(|| format!("--output {}", path.display()))
-        })?,
-        None => batch.answer_all(input, &mut |line| output::data(line))?,
-    }
+    let done = match &args.output {
+        Some(target) => {
+            files::distinct(path, "--output", target)?;
+            interrupt::install()?;
+            let _guard = Guard::new();
+            files::write_whole("--output", target, |file| {
+                let mut out = io::BufWriter::new(file);
+                batch.answer_all(input, &mut |line| {
+                    ensure!(!interrupt::asked(), "interrupted; --output {} is not written", target.display());
+                    out.write_all(line.as_bytes()).with_context(|| format!("--output {}", target.display()))
+                })?;
+                out.flush().with_context(|| format!("--output {}", target.display()))
+            })
+        }
+        None => batch.answer_all(input, &mut |line| output::data(line)),
+    };
     batch.bar.finish_and_clear();
+    match done {
+        Err(error) if interrupt::asked() => {
+            output::error(&error);
+            return Ok(ExitCode::from(interrupt::EXIT_CODE));
+        }
+        done => done?,
+    }
     if args.score {
         output::data(&batch.scores.report(args.json)?)?;
     }
@@ -91,8 +108,9 @@ impl Batch<'_> {
             while items.len() < self.args.batch_size {
                 let Some(text) = self.line(&mut reader, number + 1)? else { break };
                 number += 1;
-                if !text.trim().is_empty() {
-                    items.push((number, self.item(number, &text)));
+                match text {
+                    Ok(text) if text.trim().is_empty() => {}
+                    text => items.push((number, text.and_then(|text| self.item(number, &text)))),
                 }
             }
             if items.is_empty() {
@@ -103,7 +121,8 @@ impl Batch<'_> {
         }
     }
 
-    fn line(&self, reader: &mut impl BufRead, number: usize) -> Result<Option<String>> {
+    /// The next line, itself an error where it is no text.
+    fn line(&self, reader: &mut impl BufRead, number: usize) -> Result<Option<Result<String>>> {
         let mut bytes = Vec::new();
         let read = reader.by_ref().take(LINE_LIMIT as u64 + 1).read_until(b'\n', &mut bytes);
         read.with_context(|| format!("{}: cannot read line {number}", self.label))?;
@@ -116,10 +135,9 @@ impl Batch<'_> {
         if bytes.is_empty() {
             return Ok(None);
         }
-        let text = String::from_utf8(bytes);
-        text.map(Some).map_err(|e| {
-            anyhow!("{}, line {number}: not UTF-8 at byte {}", self.label, e.utf8_error().valid_up_to())
-        })
+        Ok(Some(String::from_utf8(bytes).map_err(|error| {
+            anyhow!("not UTF-8 at byte {}; save the file as UTF-8", error.utf8_error().valid_up_to())
+        })))
     }
 
     fn item(&self, number: usize, text: &str) -> Result<Item> {

@@ -53,11 +53,6 @@ pub(in crate::commands) fn bundle(path: Option<&Path>) -> Result<DecisionBundle>
         path.display(),
         path.display()
     );
-    ensure!(
-        DecisionBundle::is_at(path),
-        "--model {}: this is the bundle of a language model, which has no decisions to make; use it with `run`",
-        path.display()
-    );
     DecisionBundle::open(path).with_context(|| format!("--model {}", path.display()))
 }
 

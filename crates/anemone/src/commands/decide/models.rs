@@ -39,10 +39,15 @@ impl Models {
             bail!("--calibration is for one model; each of several brings its own");
         }
         let mut paths = Vec::new();
-        for given in &args.models {
+        for (i, given) in args.models.iter().enumerate() {
             let Some((name, place)) = given.split_once('=') else {
                 bail!("--model {given}: with several models each needs a name, as in --model english=./laya");
             };
+            let named = |other: &String| other.split_once('=').is_some_and(|(known, _)| known == name);
+            ensure!(
+                !args.models[i + 1..].iter().any(named),
+                "--model {given}: there is another model of this name; give each its own"
+            );
             let place = ModelArgs { model: Some(PathBuf::from(place)), ..args.hub.to_model() };
             let path = model::decision_path(&place, shell)?.context("--model: no path")?;
             paths.push((name.to_owned(), path));
@@ -95,6 +100,14 @@ impl Models {
         }
     }
 
+    /// Says what the rows of questions that all states are asked leave out of them; with several models nothing is known yet.
+    pub(super) fn tell_cuts(&self, questions: &[Question], request: &Request, shell: &Shell) -> Result<()> {
+        if let (Self::One(decider), false) = (self, shell.quiet) {
+            cuts(decider, questions, request)?.iter().for_each(|note| output::note(note));
+        }
+        Ok(())
+    }
+
     /// The result about one state, and a note where something was not as asked.
     pub(super) fn decide(
         &mut self,
@@ -110,14 +123,15 @@ impl Models {
                 (router.model(&route.model)?, Some(route.to_value()))
             }
         };
-        let mut note = None;
+        let mut notes =
+            if args.narrowing().is_none() { cuts(decider, questions, request)? } else { Vec::new() };
         let mut result = match args.narrowing() {
             Some(Narrowing::Tournament(t)) => decider.decide_tournament(state, questions, t, request)?,
             Some(Narrowing::Shortlist(s)) => decider.decide_shortlist(state, questions, s, request)?,
             None if args.long => {
                 let windows = Windows { window: args.window, stride: args.stride };
                 let (result, said) = decider.decide_long(state, questions, windows, request)?;
-                note = said;
+                notes.extend(said);
                 result
             }
             None => {
@@ -128,7 +142,7 @@ impl Models {
         if let (Value::Map(fields), Some(routing)) = (&mut result, routing) {
             fields.push(("routing".to_owned(), routing));
         }
-        Ok((result, note))
+        Ok((result, (!notes.is_empty()).then(|| notes.join("\n"))))
     }
 
     /// The result of each state with its own questions, in order; an error of the machine ends it, one of a state is that state's.
@@ -158,6 +172,18 @@ impl Models {
             }
         }
     }
+}
+
+/// A note for each question that does not fit a row as it stands.
+fn cuts(decider: &Decider, questions: &[Question], request: &Request) -> Result<Vec<String>> {
+    let cut = decider.cut(questions, request)?;
+    let note = |(question, cut): (&Question, usize)| {
+        format!(
+            "question '{}': {cut} tokens of its instructions and options do not fit and are not read; shorten them, or raise --head-max-len",
+            question.id
+        )
+    };
+    Ok(questions.iter().zip(cut).filter(|(_, cut)| *cut > 0).map(note).collect())
 }
 
 /// The result with each row's tokens and scores, where they were asked for.

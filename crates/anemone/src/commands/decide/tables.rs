@@ -55,6 +55,7 @@ pub(super) fn run(
         .with_context(|| label.clone())?;
     // Faults of the table are told before a model is loaded.
     let mut models = Models::load(args, shell)?;
+    models.tell_cuts(&asked.questions, request, shell)?;
     interrupt::install()?;
     let _guard = Guard::new();
     let bar = bar(reader.rows(), shell);
@@ -110,12 +111,7 @@ fn open(
         meta.is_file(),
         "{label}: not a regular file; name a file, or read JSONL from a pipe with --batch -"
     );
-    let same = |path: &Path| path.canonicalize().ok();
-    ensure!(
-        same(input) != same(target) || same(target).is_none(),
-        "--output {}: this is the table that is read; name another file",
-        target.display()
-    );
+    files::distinct(input, "--output", target)?;
     Reader::open(file, format, state, rows).map_err(|error| reading(label, error))
 }
 
