@@ -26,7 +26,7 @@ fn held_out_questions_score_as_on_the_model_card() {
     assert_eq!(right("score/sts"), (31.into(), 80.into()));
     // The reference is another f32 sum; five answers lie within 1e-6 of a tie of the fourth decimal.
     let (equal, close) = (report["equal"].as_u64().unwrap(), report["within_one_digit"].as_u64().unwrap());
-    assert!(equal >= 488 && equal + close == 498, "{equal} {close}");
+    assert!(equal >= 492 && equal + close == 498, "{equal} {close}");
 }
 
 #[test]

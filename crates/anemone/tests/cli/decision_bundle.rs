@@ -102,6 +102,8 @@ fn the_built_in_decision_model_as_a_bundle() {
     bytes[last] ^= 1;
     std::fs::write(&weights, bytes).unwrap();
     decide(&["-m", &bundle, "--engine", "emulator"]).fails(1, &["body.mlpackage", "hash"]);
+    decide(&["-m", &bundle]).fails(1, &["body.mlpackage", "hash"]);
+    decide(&["-m", &format!("x={bundle}"), "-m", &format!("y={bundle}")]).fails(1, &["hash"]);
 }
 
 #[test]

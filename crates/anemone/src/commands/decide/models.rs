@@ -75,7 +75,11 @@ impl Models {
                     let emulator = Emulator::new(profile, options.threads);
                     Decider::open(DecisionBundle::open(path)?, Box::new(emulator))
                 }
-                (true, None) => Decider::load(&DecisionBundle::open(path)?.checkpoint()?, options),
+                (true, None) => {
+                    let bundle = DecisionBundle::open(path)?;
+                    bundle.verify_hashes()?;
+                    Decider::load(&bundle.checkpoint()?, options)
+                }
                 (false, _) => Decider::load(&DecisionCheckpoint::open(path)?, options),
             }?;
             if pack {
