@@ -149,6 +149,12 @@ impl DecisionBundle {
         Ok(DecisionCheckpoint::with_weights(&name, files, weights)?)
     }
 
+    /// [`DecisionBundle::checkpoint`] of a bundle whose packages and files all have their hashes, for engines that read its weights.
+    pub fn verified_checkpoint(&self) -> Result<DecisionCheckpoint, Error> {
+        self.verify_hashes()?;
+        self.checkpoint()
+    }
+
     /// Hashes every file and package and compares with the manifest.
     pub fn verify_hashes(&self) -> Result<(), Error> {
         self.parts().verify_hashes()

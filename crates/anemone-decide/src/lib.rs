@@ -43,4 +43,4 @@ pub use scorer::Scorer;
 pub use shortlist::Shortlist;
 pub use tournament::Tournament;
 pub use validate::{Bar, Expected, Failure, Rule, Validation};
-pub use value::{ParseError, Value};
+pub use value::{ParseError, Value, round4};

@@ -199,12 +199,11 @@ enum Number<'a> {
     Float(f64),
 }
 
-/// A number rounded to four decimals as Python rounds: by its exact binary value, ties to even.
-pub(crate) fn round4(v: f64) -> Value {
+/// A number with the four decimals of answers, rounded as Python rounds: by its exact binary value, ties to even.
+pub fn round4(v: f64) -> Value {
     if !v.is_finite() {
         return Value::Float(v);
     }
-    // Adding zero turns -0.0, which Python's round keeps, into nothing else; it is kept here too.
     Value::Float(format!("{v:.4}").parse().unwrap_or(v))
 }
 

@@ -195,7 +195,7 @@ unsafe fn rows_at_once<I: Isa, E: Element, const R: usize>(
 /// # Safety
 /// Instruction set as [`Isa`]; the slice is whole blocks.
 #[inline(always)]
-pub(crate) unsafe fn softmax_terms<I: Isa>(scores: &mut [f32], from: usize, to: usize) -> f32 {
+unsafe fn softmax_terms<I: Isa>(scores: &mut [f32], from: usize, to: usize) -> f32 {
     scores[..from].fill(f32::NEG_INFINITY);
     scores[to..].fill(f32::NEG_INFINITY);
     let p = scores.as_mut_ptr();

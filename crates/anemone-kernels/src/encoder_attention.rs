@@ -161,12 +161,11 @@ pub fn encoder_attention(
     let own_len = own_len(shape, longest);
     let wanted: Vec<usize> = (0..parts.len()).filter(|p| parts[*p].sequence.wants(parts[*p].first)).collect();
     let (parts, own, level) = (&parts[..], Shared::new(own), context.level());
-    let tasks = panels;
     match out {
         Output::F32(out) => {
             let (keys, values, out) = (Shared::new(keys), Shared::new(values), Shared::new(out));
             let job = &Job { qkv, shape, parts, keys, values, own, own_len, longest, out };
-            context.pool().run(tasks, &|_, task| {
+            context.pool().run(panels, &|_, task| {
                 dispatch!(level, lay_out_wide::<I>(job: &Job<'_, f32>, task: usize));
             });
             context.pool().run(wanted.len() * shape.heads, &|thread, task| {
@@ -179,7 +178,7 @@ pub fn encoder_attention(
             let (keys, values) = unsafe { (keys.align_to_mut::<bf16>().1, values.align_to_mut::<bf16>().1) };
             let (keys, values, out) = (Shared::new(keys), Shared::new(values), Shared::new(out));
             let job = &Job { qkv, shape, parts, keys, values, own, own_len, longest, out };
-            context.pool().run(tasks, &|_, task| {
+            context.pool().run(panels, &|_, task| {
                 dispatch_pairs!(level, lay_out_paired::<M>(job: &Job<'_, bf16>, task: usize));
             });
             context.pool().run(wanted.len() * shape.heads, &|thread, task| {

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use anemone_decide::{Decision, Decisions, Error, Hints, Kind, Question, Request, Router, Value};
+use anemone_decide::{Decision, Decisions, Error, Hints, Kind, Question, Request, Router, Value, round4};
 use axum::extract;
 use axum::response::Response;
 
@@ -255,11 +255,6 @@ fn level(value: &Value, at: &str) -> Checked<Described> {
     Ok((Value::text(field(value, "label", at)?), description(value, at)?))
 }
 
-/// A probability with the four decimals answers have.
-fn rounded(p: f64) -> Value {
-    Value::Float(format!("{p:.4}").parse().unwrap_or(p))
-}
-
 fn result(model: &str, names: &[Value], questions: &[Question], decided: &Decisions) -> Value {
     let rows = names.iter().zip(questions).zip(&decided.0);
     let answers = rows.map(|((name, question), decision)| answer(name, question, decision)).collect();
@@ -279,13 +274,13 @@ fn result(model: &str, names: &[Value], questions: &[Question], decided: &Decisi
 fn answer(name: &Value, question: &Question, decision: &Decision) -> Value {
     let p = decision.answer.probabilities();
     let best = (1..p.len()).fold(0, |best, i| if p[i] > p[best] { i } else { best });
-    let confidence = rounded(decision.answer.confidence());
+    let confidence = round4(decision.answer.confidence());
     let each = |entry: &dyn Fn(usize, &Value) -> Value| {
         Value::List(question.labels.iter().enumerate().map(|(i, label)| entry(i, label)).collect())
     };
     match question.kind {
         Kind::Noul => {
-            map([("type", Value::text("predicate")), ("name", name.clone()), ("probability", rounded(p[1]))])
+            map([("type", Value::text("predicate")), ("name", name.clone()), ("probability", round4(p[1]))])
         }
         Kind::Choice => map([
             ("type", Value::text("choice")),
@@ -294,19 +289,19 @@ fn answer(name: &Value, question: &Question, decision: &Decision) -> Value {
             ("confidence", confidence),
             (
                 "probabilities",
-                each(&|i, label| map([("value", label.clone()), ("probability", rounded(p[i]))])),
+                each(&|i, label| map([("value", label.clone()), ("probability", round4(p[i]))])),
             ),
         ]),
         Kind::Score => map([
             ("type", Value::text("score")),
             ("name", name.clone()),
-            ("score", rounded(p.iter().enumerate().map(|(i, p)| i as f64 * p).sum())),
+            ("score", round4(p.iter().enumerate().map(|(i, p)| i as f64 * p).sum())),
             ("confidence", confidence),
             (
                 "probabilities",
                 each(&|i, label| {
                     let value = Value::int(i as i128);
-                    map([("value", value), ("label", label.clone()), ("probability", rounded(p[i]))])
+                    map([("value", value), ("label", label.clone()), ("probability", round4(p[i]))])
                 }),
             ),
         ]),

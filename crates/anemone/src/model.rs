@@ -163,17 +163,12 @@ pub(crate) fn open(args: &ModelArgs, shell: &Shell) -> Result<Checkpoint> {
 pub(crate) fn open_decision(args: &ModelArgs, shell: &Shell) -> Result<DecisionCheckpoint> {
     let Some(path) = decision_path(args, shell)? else { return Ok(demo::decision::open()?) };
     let label = || format!("--model {}", args.model.as_deref().unwrap_or(&path).display());
-    read_decision(&path).with_context(label)
-}
-
-/// Opens a decision model's folder, or a bundle of one, whose content must be what its manifest says.
-pub(crate) fn read_decision(path: &Path) -> Result<DecisionCheckpoint> {
-    if !DecisionBundle::is_at(path) {
-        return Ok(DecisionCheckpoint::open(path)?);
+    if DecisionBundle::is_at(&path) {
+        return DecisionBundle::open(&path)
+            .and_then(|bundle| bundle.verified_checkpoint())
+            .with_context(label);
     }
-    let bundle = DecisionBundle::open(path)?;
-    bundle.verify_hashes()?;
-    Ok(bundle.checkpoint()?)
+    DecisionCheckpoint::open(&path).with_context(label)
 }
 
 /// Where the decision model lies that `--model` names; none for the built-in one.

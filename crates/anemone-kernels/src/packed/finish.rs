@@ -18,12 +18,8 @@ pub(super) enum Place<E> {
     Gate(Activation, Shared<E>),
 }
 
-impl Place<f32> {
-    pub(super) fn wide(then: Then<'_>) -> Self {
-        let shared = |out: Output<'_>| match out {
-            Output::F32(out) => Shared::new(out),
-            Output::Bf16(_) => panic!("the output's type is not the input's"),
-        };
+impl<E> Place<E> {
+    fn of(then: Then<'_>, shared: impl Fn(Output<'_>) -> Shared<E>) -> Self {
         match then {
             Then::Store(out) => Self::Store(Shared::new(out)),
             Then::Add(out) => Self::Add(Shared::new(out)),
@@ -33,18 +29,21 @@ impl Place<f32> {
     }
 }
 
+impl Place<f32> {
+    pub(super) fn wide(then: Then<'_>) -> Self {
+        Self::of(then, |out| match out {
+            Output::F32(out) => Shared::new(out),
+            Output::Bf16(_) => panic!("the output's type is not the input's"),
+        })
+    }
+}
+
 impl Place<bf16> {
     pub(super) fn paired(then: Then<'_>) -> Self {
-        let shared = |out: Output<'_>| match out {
+        Self::of(then, |out| match out {
             Output::Bf16(out) => Shared::new(out),
             Output::F32(_) => panic!("the output's type is not the input's"),
-        };
-        match then {
-            Then::Store(out) => Self::Store(Shared::new(out)),
-            Then::Add(out) => Self::Add(Shared::new(out)),
-            Then::Activate(activation, out) => Self::Activate(activation, shared(out)),
-            Then::Gate(activation, out) => Self::Gate(activation, shared(out)),
-        }
+        })
     }
 }
 

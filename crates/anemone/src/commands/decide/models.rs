@@ -75,11 +75,7 @@ impl Models {
                     let emulator = Emulator::new(profile, options.threads);
                     Decider::open(DecisionBundle::open(path)?, Box::new(emulator))
                 }
-                (true, None) => {
-                    let bundle = DecisionBundle::open(path)?;
-                    bundle.verify_hashes()?;
-                    Decider::load(&bundle.checkpoint()?, options)
-                }
+                (true, None) => Decider::load(&DecisionBundle::open(path)?.verified_checkpoint()?, options),
                 (false, _) => Decider::load(&DecisionCheckpoint::open(path)?, options),
             }?;
             if pack {
