@@ -1,6 +1,6 @@
 //! A pass over some tokens: embedding, blocks, final norm, head.
 
-use anemone_kernels::{Context, Product, matmul, rms_norm, rope_table, widen_row};
+use anemone_kernels::{Context, MatrixView, Product, matmul, rms_norm, rope_table, widen_rows};
 
 use crate::layer::{self, Pass};
 use crate::model::Model;
@@ -24,7 +24,8 @@ pub(crate) fn blocks(
     let hidden = model.stack.hidden_size;
     let pass = Pass { start: state.position, tokens: tokens.len(), hidden };
     let n = tokens.len() * hidden;
-    embed(model, tokens, sized(&mut s.x, n));
+    let table = MatrixView::new(model.embedding()).expect("a checked matrix of floats");
+    widen_rows(context, table, tokens, sized(&mut s.x, n));
     rotations(model, s, pass);
     if let Some(tap) = &mut tap {
         tap("model.embed_tokens", &s.x[..n]);
@@ -59,15 +60,6 @@ pub(crate) fn head(
     rms_norm(context, x, &norm.weight, norm.eps, s.act.output(count * hidden));
     let weight = model.head.view();
     matmul(context, s.act.input(count * hidden), count, &mut [Product { weight, bias: None, out: logits }]);
-}
-
-fn embed(model: &Model, tokens: &[u32], x: &mut [f32]) {
-    let table = model.embedding();
-    let row_bytes = model.stack.hidden_size * table.dtype().size();
-    for (x, &token) in x.chunks_exact_mut(model.stack.hidden_size).zip(tokens) {
-        let at = token as usize * row_bytes;
-        widen_row(table.dtype(), &table.bytes()[at..at + row_bytes], x);
-    }
 }
 
 fn rotations(model: &Model, s: &mut Scratch, pass: Pass) {

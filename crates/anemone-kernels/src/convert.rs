@@ -1,11 +1,13 @@
 //! Changes of element type.
 
-#![allow(unsafe_code, reason = "vector stores into caller-checked buffers")]
+#![allow(unsafe_code, reason = "vector loads and stores in caller-checked buffers")]
 
 use anemone_tensor::DType;
 use half::{bf16, f16};
 
-use crate::simd::Isa;
+use crate::Context;
+use crate::matmul::MatrixView;
+use crate::simd::{Element, Isa, Shared, dispatch};
 
 /// Where a kernel's result goes, and in which type the next product wants it.
 #[derive(Debug)]
@@ -76,32 +78,51 @@ pub fn round_to_bf16(x: &[f32], out: &mut [bf16]) {
     }
 }
 
-/// Widens one row of stored floats to f32; `bytes` must hold `out.len()` elements of a floating `dtype`.
-pub fn widen_row(dtype: DType, bytes: &[u8], out: &mut [f32]) {
-    assert_eq!(bytes.len(), out.len() * dtype.size(), "row length");
-    match dtype {
-        DType::F16 => {
-            for (o, b) in out.iter_mut().zip(bytes.chunks_exact(2)) {
-                *o = f16::from_le_bytes([b[0], b[1]]).to_f32();
+/// Widens the rows named of a matrix `[rows, cols]`: `out` is `[ids.len(), cols]`.
+///
+/// Panics when an id is not a row.
+pub fn widen_rows(context: &Context, matrix: MatrixView<'_>, ids: &[u32], out: &mut [f32]) {
+    let cols = matrix.cols();
+    assert_eq!(out.len(), ids.len() * cols, "output length");
+    assert!(ids.iter().all(|id| (*id as usize) < matrix.rows()), "rows of the matrix");
+    let size = cols * matrix.dtype().size();
+    let out = Shared::new(out);
+    let per_task = 8_192_usize.div_ceil(cols.max(1));
+    context.pool().run(ids.len().div_ceil(per_task), &|_, task| {
+        let first = task * per_task;
+        for (i, id) in (first..).zip(&ids[first..(first + per_task).min(ids.len())]) {
+            let bytes = &matrix.bytes()[*id as usize * size..][..size];
+            // SAFETY: each row is one task's alone.
+            let out = unsafe { out.slice(i * cols, cols) };
+            let level = context.level();
+            match matrix.dtype() {
+                DType::F16 => dispatch!(level, widen::<I, f16>(bytes: &[u8], out: &mut [f32])),
+                DType::BF16 => dispatch!(level, widen::<I, bf16>(bytes: &[u8], out: &mut [f32])),
+                _ => dispatch!(level, widen::<I, f32>(bytes: &[u8], out: &mut [f32])),
             }
         }
-        DType::BF16 => {
-            for (o, b) in out.iter_mut().zip(bytes.chunks_exact(2)) {
-                *o = bf16::from_le_bytes([b[0], b[1]]).to_f32();
-            }
+    });
+}
+
+/// # Safety
+/// Instruction set as [`Isa`]; `bytes` holds an `E` for each output, at any alignment.
+#[inline(always)]
+unsafe fn widen<I: Isa, E: Element>(bytes: &[u8], out: &mut [f32]) {
+    let (p, len) = (bytes.as_ptr().cast::<E>(), out.len());
+    for i in (0..len).step_by(I::LANES) {
+        let n = (len - i).min(I::LANES);
+        // SAFETY: `n` elements are left on both sides.
+        unsafe {
+            let v = if n == I::LANES { E::load::<I>(p.add(i)) } else { E::load_n::<I>(p.add(i), n) };
+            f32::put::<I>(out.as_mut_ptr().add(i), v, n);
         }
-        DType::F32 => {
-            for (o, b) in out.iter_mut().zip(bytes.chunks_exact(4)) {
-                *o = f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
-            }
-        }
-        other => panic!("{other} is not a floating type"),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Level;
 
     #[test]
     fn rounding_is_nearest_even() {
@@ -116,10 +137,22 @@ mod tests {
 
     #[test]
     fn rows_widen() {
-        let mut out = [0.0; 2];
-        widen_row(DType::F16, &[0x00, 0x3c, 0x00, 0xc0], &mut out);
-        assert_eq!(out, [1.0, -2.0]);
-        widen_row(DType::BF16, &[0x80, 0x3f, 0x00, 0xc0], &mut out);
-        assert_eq!(out, [1.0, -2.0]);
+        let (rows, cols) = (5, 37);
+        let values: Vec<f32> = (0..rows * cols).map(|i| (i as f32 - 60.0) / 8.0).collect();
+        let half: Vec<u8> = values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect();
+        let brain: Vec<u8> = values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect();
+        let full: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let ids = [3, 0, 3, 4];
+        // All values are exact in every type.
+        let expected: Vec<f32> =
+            ids.iter().flat_map(|id| &values[*id as usize * cols..][..cols]).copied().collect();
+        for &level in Level::available() {
+            for (dtype, bytes) in [(DType::F16, &half), (DType::BF16, &brain), (DType::F32, &full)] {
+                let matrix = MatrixView::from_bytes(dtype, bytes, rows, cols).unwrap();
+                let mut out = vec![f32::NAN; ids.len() * cols];
+                widen_rows(&Context::with_level(2, level), matrix, &ids, &mut out);
+                assert_eq!(out, expected, "{level:?} {dtype}");
+            }
+        }
     }
 }

@@ -12,7 +12,7 @@ use crate::convert::Output;
 use crate::packed::PANEL;
 use crate::packed::lane::{Lane, Paired, ROWS, Wide, tile, with_rows};
 use crate::simd::pairs::{Pairs, dispatch_pairs};
-use crate::simd::{self, Isa, Shared, dispatch};
+use crate::simd::{self, Isa, Shared, dispatch, load_up_to};
 
 /// Queries of a task: those of one panel see, with a radius of so many keys, three panels.
 const QUERIES: usize = PANEL;
@@ -70,6 +70,15 @@ impl EncoderAttentionShape {
     }
 }
 
+/// How queries and keys are turned before they meet: `(a, b) → (a·cos − b·sin, b·cos + a·sin)` for the halves a, b of a head.
+#[derive(Debug, Clone, Copy)]
+pub struct Rotation<'a> {
+    /// `[tokens, dim / 2]`.
+    pub cos: &'a [f32],
+    /// `[tokens, dim / 2]`.
+    pub sin: &'a [f32],
+}
+
 /// A block of queries, or a panel of keys: its sequence and its first token there.
 struct Part<'a> {
     sequence: Sequence<'a>,
@@ -87,6 +96,7 @@ impl Part<'_> {
 
 struct Job<'a, E> {
     qkv: &'a [f32],
+    rotation: Option<Rotation<'a>>,
     shape: EncoderAttentionShape,
     parts: &'a [Part<'a>],
     /// `[panels, keys_len]`.
@@ -121,19 +131,20 @@ pub fn encoder_scratch_len(
 /// Floats of a cache line.
 const ALIGNMENT: usize = 16;
 
-/// A thread's queries, scores and terms.
+/// A thread's queries, and scores that become terms.
 fn own_len(shape: EncoderAttentionShape, longest: usize) -> usize {
-    (QUERIES * shape.dim + 2 * ROWS * longest).next_multiple_of(ALIGNMENT)
+    (QUERIES * shape.dim + ROWS * longest).next_multiple_of(ALIGNMENT)
 }
 
 /// Attends every query to the keys of its sequence that it may see.
 ///
-/// `qkv`: `[tokens, 3, heads, dim]` (after rope); `out`: `[tokens, heads, dim]`. An output of bf16 asks for products of bf16, which
+/// `qkv`: `[tokens, 3, heads, dim]`, of which a rotation turns queries and keys; `out`: `[tokens, heads, dim]`. An output of bf16 asks for products of bf16, which
 /// the context's level must have; softmax and sums are in f32 all the same. Sequences lie in order, do not overlap, and every
 /// query sees a key. `scratch` has at least [`encoder_scratch_len`] floats.
 pub fn encoder_attention(
     context: &Context,
     qkv: &[f32],
+    rotation: Option<Rotation<'_>>,
     sequences: &[Sequence<'_>],
     shape: EncoderAttentionShape,
     out: Output<'_>,
@@ -142,6 +153,9 @@ pub fn encoder_attention(
     let width = shape.heads * shape.dim;
     assert!(width > 0 && out.len().is_multiple_of(width) && qkv.len() == 3 * out.len(), "lengths");
     let tokens = out.len() / width;
+    let turned = tokens * (shape.dim / 2);
+    assert!(rotation.is_none_or(|r| r.cos.len() == turned && r.sin.len() == turned), "table lengths");
+    assert!(rotation.is_none() || shape.dim.is_multiple_of(2), "halves of a head");
     let (mut end, mut longest) = (0, 0);
     let mut parts = Vec::new();
     for s in sequences {
@@ -164,7 +178,7 @@ pub fn encoder_attention(
     match out {
         Output::F32(out) => {
             let (keys, values, out) = (Shared::new(keys), Shared::new(values), Shared::new(out));
-            let job = &Job { qkv, shape, parts, keys, values, own, own_len, longest, out };
+            let job = &Job { qkv, rotation, shape, parts, keys, values, own, own_len, longest, out };
             context.pool().run(panels, &|_, task| {
                 dispatch!(level, lay_out_wide::<I>(job: &Job<'_, f32>, task: usize));
             });
@@ -177,7 +191,7 @@ pub fn encoder_attention(
             // SAFETY: any bits are bf16; the floats are not read as such while this view lives.
             let (keys, values) = unsafe { (keys.align_to_mut::<bf16>().1, values.align_to_mut::<bf16>().1) };
             let (keys, values, out) = (Shared::new(keys), Shared::new(values), Shared::new(out));
-            let job = &Job { qkv, shape, parts, keys, values, own, own_len, longest, out };
+            let job = &Job { qkv, rotation, shape, parts, keys, values, own, own_len, longest, out };
             context.pool().run(panels, &|_, task| {
                 dispatch_pairs!(level, lay_out_paired::<M>(job: &Job<'_, bf16>, task: usize));
             });
@@ -227,10 +241,10 @@ unsafe fn attend_paired<M: Pairs>(job: &Job<'_, bf16>, thread: usize, task: usiz
     unsafe { attend::<Paired<M>, 4>(job, thread, task) }
 }
 
-/// Where a token's query (0), key (1) or value (2) of a head begins.
-fn at<E>(job: &Job<'_, E>, sequence: &Sequence<'_>, token: usize, part: usize, head: usize) -> usize {
+/// A token's query (0), key (1) or value (2) of a head.
+fn at<'a, E>(job: &Job<'a, E>, token: usize, part: usize, head: usize) -> &'a [f32] {
     let EncoderAttentionShape { heads, dim, .. } = job.shape;
-    ((sequence.start + token) * 3 + part) * heads * dim + head * dim
+    &job.qkv[(token * 3 + part) * heads * dim + head * dim..][..dim]
 }
 
 /// Lays out one panel of a head: keys `[dim / DEPTH, PANEL, DEPTH]`, values `[PANEL / DEPTH, dim, DEPTH]`, zeros where there are none.
@@ -292,10 +306,17 @@ unsafe fn read<L: Lane>(
     let n = (job.shape.dim - d).min(CHUNK);
     let count = (part.sequence.len - part.first).min(PANEL);
     for (j, row) in rows[..count].iter_mut().enumerate() {
-        let x = &job.qkv[at(job, &part.sequence, part.first + j, which, head) + d..][..n];
+        let token = part.sequence.start + part.first + j;
+        let x = at(job, token, which, head);
+        let rotation = job.rotation.filter(|_| which == 1);
         row[n..].fill(L::Element::default());
         // SAFETY: the row has room for `n` elements.
-        unsafe { round::<L>(x, 1.0, row.as_mut_ptr()) };
+        unsafe {
+            match rotation {
+                Some(rotation) => turn::<L>(x, rotation, token, (d, d + n), 1.0, row.as_mut_ptr()),
+                None => round::<L>(&x[d..d + n], 1.0, row.as_mut_ptr()),
+            }
+        };
     }
 }
 
@@ -308,10 +329,44 @@ unsafe fn round<L: Lane>(x: &[f32], scale: f32, out: *mut L::Element) {
         let n = (x.len() - i).min(lanes);
         // SAFETY: `n` elements are left on both sides.
         unsafe {
-            let p = x.as_ptr().add(i);
-            let v = if n == lanes { L::I::load(p) } else { L::I::load_n(p, n) };
+            let v = load_up_to::<L::I>(x.as_ptr().add(i), n);
             L::put(out.add(i), L::I::mul(v, L::I::splat(scale)), n);
         }
+    }
+}
+
+/// Rounds channels `from..to` of a token's head after its rotation.
+///
+/// # Safety
+/// As [`Lane`]; `out` is valid for as many elements.
+#[inline(always)]
+unsafe fn turn<L: Lane>(
+    x: &[f32],
+    rotation: Rotation<'_>,
+    token: usize,
+    (from, to): (usize, usize),
+    scale: f32,
+    out: *mut L::Element,
+) {
+    let (half, lanes) = (x.len() / 2, L::I::LANES);
+    let cos = &rotation.cos[token * half..(token + 1) * half];
+    let sin = &rotation.sin[token * half..(token + 1) * half];
+    let mut i = from;
+    while i < to {
+        // A half at a time, since the other one is its partner.
+        let (end, angle, partner) =
+            if i < half { (to.min(half), i, i + half) } else { (to, i - half, i - half) };
+        let n = (end - i).min(lanes);
+        // SAFETY: `n` elements are left of the half, its partner, both tables and the output.
+        unsafe {
+            let own = load_up_to::<L::I>(x.as_ptr().add(i), n);
+            let other = load_up_to::<L::I>(x.as_ptr().add(partner), n);
+            let own = L::I::mul(own, load_up_to::<L::I>(cos.as_ptr().add(angle), n));
+            let other = L::I::mul(other, load_up_to::<L::I>(sin.as_ptr().add(angle), n));
+            let v = if i < half { L::I::sub(own, other) } else { L::I::add(own, other) };
+            L::put(out.add(i - from), L::I::mul(v, L::I::splat(scale)), n);
+        }
+        i += n;
     }
 }
 
@@ -331,17 +386,20 @@ unsafe fn attend<L: Lane, const V: usize>(job: &Job<'_, L::Element>, thread: usi
     let to = radius.map_or(sequence.len, |r| (end + r).min(sequence.len)).div_ceil(PANEL);
     let keys = (to - from) * PANEL;
     let first = part.panels(heads, head) + from;
+    let scale = 1.0 / (dim as f32).sqrt();
     // SAFETY: each thread runs one task at a time and has its own part; elements are no larger than floats, and panels are only read
-    // now. Terms have room for `ROWS` rows of `longest >= keys`.
+    // now. Scores have room for `ROWS` rows of `longest >= keys`; each becomes a term at or before its place.
     unsafe {
         let own = job.own.slice(thread * job.own_len, job.own_len);
-        let (scores, rest) = own.split_at_mut(ROWS * job.longest);
-        let (terms, queries) = rest.split_at_mut(ROWS * job.longest);
-        let (terms, queries) =
-            (terms.as_mut_ptr().cast::<L::Element>(), queries.as_mut_ptr().cast::<L::Element>());
+        let (scores, queries) = own.split_at_mut(ROWS * job.longest);
+        let (scores, queries) = (scores.as_mut_ptr(), queries.as_mut_ptr().cast::<L::Element>());
+        let per_row = keys * size_of::<f32>() / size_of::<L::Element>();
         for q in part.first..end {
-            let query = &job.qkv[at(job, sequence, q, 0, head)..][..dim];
-            round::<L>(query, 1.0 / (dim as f32).sqrt(), queries.add((q - part.first) * dim));
+            let (token, out) = (sequence.start + q, queries.add((q - part.first) * dim));
+            match job.rotation {
+                Some(rotation) => turn::<L>(at(job, token, 0, head), rotation, token, (0, dim), scale, out),
+                None => round::<L>(at(job, token, 0, head), scale, out),
+            }
         }
         let panels = job.keys.as_ptr().add(first * job.shape.keys_len());
         let values = job.values.as_ptr().add(first * job.shape.values_len());
@@ -355,22 +413,22 @@ unsafe fn attend<L: Lane, const V: usize>(job: &Job<'_, L::Element>, thread: usi
                     let panel = panels.add(p * job.shape.keys_len());
                     for column in (0..PANEL).step_by(V * L::I::LANES) {
                         let sums = tile::<L, R, V>(x, dim, dim, panel.add(column * L::DEPTH), PANEL * L::DEPTH);
-                        let scores = scores.as_mut_ptr().add(p * PANEL + column);
-                        keep::<L, R, V>(&sums, scores, keys);
+                        keep::<L, R, V>(&sums, scores.add(p * PANEL + column), keys);
                     }
                 }
                 let mut inverse = [0.0; R];
-                for r in 0..R {
-                    let scores = &mut scores[r * keys..(r + 1) * keys];
+                for (r, inverse) in inverse.iter_mut().enumerate() {
+                    let scores = std::slice::from_raw_parts_mut(scores.add(r * keys), keys);
                     hide(sequence, q + r, radius, from * PANEL, scores);
-                    inverse[r] = 1.0 / soften::<L>(scores, terms.add(r * keys));
+                    *inverse = 1.0 / soften::<L>(scores);
                 }
                 let out = ((sequence.start + q) * heads + head) * dim;
                 // The keys that some query of the tile sees, from the first of a pair on.
                 let low = radius.map_or(0, |r| q.saturating_sub(r).saturating_sub(from * PANEL) & !1);
                 let high = radius.map_or(sequence.len, |r| (q + R + r).min(sequence.len)) - from * PANEL;
                 let values = values.add(low * job.shape.value_dim());
-                weigh::<L, R, V>(job, out, (keys, high - low), values, terms.add(low), inverse);
+                let terms = scores.cast::<L::Element>().add(low);
+                weigh::<L, R, V>(job, out, (per_row, high - low), values, terms, inverse);
             });
             q += n;
         }
@@ -411,13 +469,15 @@ fn hide(sequence: &Sequence<'_>, query: usize, radius: Option<usize>, start: usi
     }
 }
 
-/// Writes `e^(score − max)` as terms and returns their sum. That of minus infinity is 1e-38, which weighs nothing.
+/// Replaces scores by the terms `e^(score − max)`, one after the other from the same place on, and returns their sum. The term of
+/// minus infinity is 1e-38, which weighs nothing.
 ///
 /// # Safety
-/// As [`Lane`]; `scores` is whole panels, and there is room for as many terms.
+/// As [`Lane`]; `scores` is whole panels.
 #[inline(always)]
-unsafe fn soften<L: Lane>(scores: &[f32], terms: *mut L::Element) -> f32 {
-    let (p, lanes) = (scores.as_ptr(), L::I::LANES);
+unsafe fn soften<L: Lane>(scores: &mut [f32]) -> f32 {
+    let (p, lanes) = (scores.as_mut_ptr(), L::I::LANES);
+    let terms = p.cast::<L::Element>();
     // SAFETY: whole vectors inside whole panels, four at a time.
     unsafe {
         let mut max = [L::I::splat(f32::NEG_INFINITY); 4];
@@ -479,7 +539,22 @@ mod tests {
     use super::*;
     use crate::Level;
 
-    fn expected(qkv: &[f32], s: &Sequence<'_>, shape: EncoderAttentionShape, out: &mut [f64]) {
+    /// Queries and keys turned, in f64.
+    fn turned(qkv: &[f32], shape: EncoderAttentionShape, rotation: Rotation<'_>) -> Vec<f64> {
+        let (dim, half) = (shape.dim, shape.dim / 2);
+        let mut out: Vec<f64> = qkv.iter().map(|v| f64::from(*v)).collect();
+        for (i, head) in out.chunks_exact_mut(dim).enumerate() {
+            let (token, part) = (i / (3 * shape.heads), i / shape.heads % 3);
+            for d in (0..half).filter(|_| part < 2) {
+                let (cos, sin) = (rotation.cos[token * half + d], rotation.sin[token * half + d]);
+                let (a, b, cos, sin) = (head[d], head[d + half], f64::from(cos), f64::from(sin));
+                (head[d], head[d + half]) = (a * cos - b * sin, b * cos + a * sin);
+            }
+        }
+        out
+    }
+
+    fn expected(qkv: &[f64], s: &Sequence<'_>, shape: EncoderAttentionShape, out: &mut [f64]) {
         let EncoderAttentionShape { heads, dim, radius } = shape;
         let at = |t: usize, part: usize, h: usize| ((s.start + t) * 3 + part) * heads * dim + h * dim;
         for h in 0..heads {
@@ -489,14 +564,13 @@ mod tests {
                     None => radius.is_none_or(|r| q.abs_diff(k) <= r),
                 };
                 let score = |k: usize| {
-                    let dot = |d| f64::from(qkv[at(q, 0, h) + d]) * f64::from(qkv[at(k, 1, h) + d]);
+                    let dot = |d| qkv[at(q, 0, h) + d] * qkv[at(k, 1, h) + d];
                     ((0..dim).map(dot).sum::<f64>() / (dim as f64).sqrt()).exp()
                 };
                 let terms: Vec<f64> = (0..s.len).map(|k| if sees(k) { score(k) } else { 0.0 }).collect();
                 let sum: f64 = terms.iter().sum();
                 for d in 0..dim {
-                    let weighed: f64 =
-                        terms.iter().enumerate().map(|(k, t)| t * f64::from(qkv[at(k, 2, h) + d])).sum();
+                    let weighed: f64 = terms.iter().enumerate().map(|(k, t)| t * qkv[at(k, 2, h) + d]).sum();
                     out[((s.start + q) * heads + h) * dim + d] = weighed / sum;
                 }
             }
@@ -524,14 +598,29 @@ mod tests {
                         let wanted = (len == 131).then_some(&[1, 70, 127, 130][..]);
                         Sequence { start: start - len, len, allowed, wanted }
                     });
+                    // A rotation on every other radius; none is what angles of zero are.
+                    let angle = |i: usize| if radius.is_some_and(|r| r > 0) { i as f32 * 0.7 } else { 0.0 };
+                    let (cos, sin): (Vec<f32>, Vec<f32>) =
+                        (0..tokens * dim / 2).map(|i| (angle(i).cos(), angle(i).sin())).unzip();
+                    let tables = Rotation { cos: &cos, sin: &sin };
+                    let rotation = radius.is_some_and(|r| r > 0).then_some(tables);
                     let mut wide = vec![0.0; tokens * heads * dim];
+                    let turned = turned(&qkv, shape, tables);
                     for s in &sequences {
-                        expected(&qkv, s, shape, &mut wide);
+                        expected(&turned, s, shape, &mut wide);
                     }
                     let mut out = vec![f32::NAN; wide.len()];
                     let need = encoder_scratch_len(&context, shape, lens.into_iter());
                     let mut scratch = vec![f32::NAN; need];
-                    encoder_attention(&context, &qkv, &sequences, shape, Output::F32(&mut out), &mut scratch);
+                    encoder_attention(
+                        &context,
+                        &qkv,
+                        rotation,
+                        &sequences,
+                        shape,
+                        Output::F32(&mut out),
+                        &mut scratch,
+                    );
                     let last = &sequences[4];
                     let is_wanted = |i: usize| {
                         let token = i / (heads * dim);
@@ -549,6 +638,7 @@ mod tests {
                     encoder_attention(
                         &context,
                         &qkv,
+                        rotation,
                         &sequences,
                         shape,
                         Output::Bf16(&mut out),

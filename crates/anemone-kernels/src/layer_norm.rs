@@ -6,7 +6,7 @@ use half::bf16;
 
 use crate::Context;
 use crate::convert::{Output, Sink};
-use crate::simd::{Isa, Shared, dispatch};
+use crate::simd::{Isa, Shared, dispatch, load_up_to};
 
 /// Normalises each row: `(x − mean(x)) / sqrt(var(x) + eps) · w`, plus `b` if there is one; the variance is over the row.
 ///
@@ -44,16 +44,6 @@ pub fn layer_norm(context: &Context, x: &[f32], w: &[f32], b: Option<&[f32]>, ep
     }
 }
 
-/// Lanes of an element range, zero beyond `n`.
-///
-/// # Safety
-/// As [`Isa::load_n`].
-#[inline(always)]
-unsafe fn load<I: Isa>(p: *const f32, n: usize) -> I::V {
-    // SAFETY: the caller's contract.
-    unsafe { if n == I::LANES { I::load(p) } else { I::load_n(p, n) } }
-}
-
 /// # Safety
 /// Instruction set as [`Isa`]; all slices have one length.
 #[inline(always)]
@@ -64,7 +54,9 @@ unsafe fn normalise<I: Isa, S: Sink>(x: &[f32], w: &[f32], b: Option<&[f32]>, ep
     unsafe {
         let mut sum = I::splat(0.0);
         for i in (0..n).step_by(I::LANES) {
-            sum = I::add(sum, load::<I>(x.as_ptr().add(i), (n - i).min(I::LANES)));
+            // Rows follow one another; the next one comes nearer meanwhile.
+            I::prefetch(x.as_ptr().wrapping_add(n + i).cast());
+            sum = I::add(sum, load_up_to::<I>(x.as_ptr().add(i), (n - i).min(I::LANES)));
         }
         let mean = I::splat(I::sum(sum) / n as f32);
         let mut sum = I::splat(0.0);
@@ -82,10 +74,10 @@ unsafe fn normalise<I: Isa, S: Sink>(x: &[f32], w: &[f32], b: Option<&[f32]>, ep
         let scale = I::splat(1.0 / (squares / n as f32 + eps).sqrt());
         for i in (0..n).step_by(I::LANES) {
             let m = (n - i).min(I::LANES);
-            let v = I::mul(I::sub(load::<I>(x.as_ptr().add(i), m), mean), scale);
-            let v = I::mul(v, load::<I>(w.as_ptr().add(i), m));
+            let v = I::mul(I::sub(load_up_to::<I>(x.as_ptr().add(i), m), mean), scale);
+            let v = I::mul(v, load_up_to::<I>(w.as_ptr().add(i), m));
             let v = match b {
-                Some(b) => I::add(v, load::<I>(b.as_ptr().add(i), m)),
+                Some(b) => I::add(v, load_up_to::<I>(b.as_ptr().add(i), m)),
                 None => v,
             };
             S::put::<I>(out.as_mut_ptr().add(i), v, m);

@@ -30,16 +30,18 @@ mod simd;
 pub use activation::{Activation, activate};
 pub use attention::{AttentionShape, BLOCK, Cache, CacheElement, attention, scratch_len, write_cache};
 pub use conv::{gate_conv, short_conv};
-pub use convert::{Output, round_to_bf16, widen_row};
+pub use convert::{Output, round_to_bf16, widen_rows};
 pub use elementwise::{add_assign, gate_heads, silu_mul};
-pub use encoder_attention::{EncoderAttentionShape, Sequence, encoder_attention, encoder_scratch_len};
+pub use encoder_attention::{
+    EncoderAttentionShape, Rotation, Sequence, encoder_attention, encoder_scratch_len,
+};
 pub use layer_norm::layer_norm;
 pub use level::Level;
 pub use matmul::{Compact, CompactPlan, Input, MatrixView, Product, matmul};
 pub use norm::{rms_norm, rms_norm_in_place};
 pub use packed::{PackedProduct, PanelPlan, Panels, RowOrder, Then, matmul_packed};
 pub use pool::Pool;
-pub use rope::{apply_rope, apply_rope_leading, rope_table};
+pub use rope::{apply_rope, rope_table};
 
 /// Where and how kernels run: a thread pool and an instruction set.
 #[derive(Debug)]

@@ -27,32 +27,17 @@ pub fn rope_table(start: usize, frequencies: &[f32], cos: &mut [f32], sin: &mut 
 ///
 /// `x`: `[tokens, heads, dim]`; `cos`, `sin`: `[tokens, dim / 2]`.
 pub fn apply_rope(context: &Context, x: &mut [f32], tokens: usize, dim: usize, cos: &[f32], sin: &[f32]) {
-    assert!(tokens > 0 && x.len().is_multiple_of(tokens), "input length");
-    let channels = x.len() / tokens;
-    apply_rope_leading(context, x, tokens, channels, dim, cos, sin);
-}
-
-/// [`apply_rope`] to the first `channels` of each token alone; `x`: `[tokens, at least channels]`.
-pub fn apply_rope_leading(
-    context: &Context,
-    x: &mut [f32],
-    tokens: usize,
-    channels: usize,
-    dim: usize,
-    cos: &[f32],
-    sin: &[f32],
-) {
     let half = dim / 2;
     assert!(tokens > 0 && x.len().is_multiple_of(tokens), "input length");
     assert!(cos.len() == tokens * half && sin.len() == tokens * half, "table lengths");
     let width = x.len() / tokens;
-    assert!(channels <= width && channels.is_multiple_of(dim), "whole heads");
+    assert!(width.is_multiple_of(dim), "whole heads");
     let shared = Shared::new(x);
     let per_task = 16_384_usize.div_ceil(width).max(1);
     context.pool().run(tokens.div_ceil(per_task), &|_, task| {
         for t in task * per_task..((task + 1) * per_task).min(tokens) {
             // SAFETY: each token is one task's alone.
-            let x = unsafe { shared.slice(t * width, channels) };
+            let x = unsafe { shared.slice(t * width, width) };
             let (cos, sin) = (&cos[t * half..(t + 1) * half], &sin[t * half..(t + 1) * half]);
             dispatch!(context.level(), rotate::<I>(x: &mut [f32], cos: &[f32], sin: &[f32]));
         }

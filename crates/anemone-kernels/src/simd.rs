@@ -70,6 +70,16 @@ pub(crate) unsafe trait Isa: Copy + 'static {
     }
 }
 
+/// The first `n` lanes from `p`, zeros in the others.
+///
+/// # Safety
+/// As [`Isa::load_n`].
+#[inline(always)]
+pub(crate) unsafe fn load_up_to<I: Isa>(p: *const f32, n: usize) -> I::V {
+    // SAFETY: the caller's contract.
+    unsafe { if n == I::LANES { I::load(p) } else { I::load_n(p, n) } }
+}
+
 /// e^v, within 2 ulp for v in [-87, 88]; clamped outside, so that e^-inf is about 1e-38.
 ///
 /// # Safety

@@ -1,8 +1,8 @@
 //! A pass over a group of rows, one after the other without padding.
 
 use anemone_kernels::{
-    Activation, Context, Input, Output, PackedProduct, Sequence, Then, activate, apply_rope_leading,
-    encoder_attention, encoder_scratch_len, layer_norm, matmul, matmul_packed, rope_table, widen_row,
+    Activation, Context, Input, Output, PackedProduct, Rotation, Sequence, Then, activate, encoder_attention,
+    encoder_scratch_len, layer_norm, matmul, matmul_packed, rope_table, widen_rows,
 };
 use anemone_models::MlpActivation;
 
@@ -172,14 +172,9 @@ impl Forward {
     }
 
     fn embed(&mut self, context: &Context, model: &LayaModel, rows: &[Row<'_>], n: usize) {
-        let table = model.embedding.tensor();
-        let row_bytes = model.laya.encoder.hidden_size * table.dtype().size();
         let y = sized(&mut self.y, n);
-        let ids = rows.iter().flat_map(|row| row.ids);
-        for (y, id) in y.chunks_exact_mut(model.laya.encoder.hidden_size).zip(ids) {
-            let at = *id as usize * row_bytes;
-            widen_row(table.dtype(), &table.bytes()[at..at + row_bytes], y);
-        }
+        let ids: Vec<u32> = rows.iter().flat_map(|row| row.ids).copied().collect();
+        widen_rows(context, model.embedding.view(), &ids, y);
         let norm = &model.embedding_norm;
         let x = Output::F32(sized(&mut self.x, n));
         layer_norm(context, y, &norm.weight, norm.bias.as_deref(), norm.eps, x);
@@ -231,11 +226,11 @@ impl Forward {
         let then = Then::Store(qkv);
         let product = PackedProduct { weight: &panels.qkv, bias: layer.qkv.bias.as_deref(), then };
         matmul_packed(context, self.act.input(n), tokens, product);
-        let qkv = &mut self.qkv[..3 * n];
-        if let Some(rope) = layer.rope {
+        let qkv = &self.qkv[..3 * n];
+        let rotation = layer.rope.map(|rope| {
             let (cos, sin) = &self.turned[rope];
-            apply_rope_leading(context, qkv, tokens, 2 * width, layer.shape.dim, cos, sin);
-        }
+            Rotation { cos, sin }
+        });
         let mut start = 0;
         let sequences: Vec<Sequence<'_>> = (rows.iter().enumerate())
             .map(|(i, row)| {
@@ -247,7 +242,7 @@ impl Forward {
             .collect();
         let need = encoder_scratch_len(context, layer.shape, sequences.iter().map(|s| s.len));
         let scratch = sized(&mut self.scratch, need);
-        encoder_attention(context, qkv, &sequences, layer.shape, self.act.output(n), scratch);
+        encoder_attention(context, qkv, rotation, &sequences, layer.shape, self.act.output(n), scratch);
     }
 
     /// Adds what was attended to the stream, through the layer's projection.

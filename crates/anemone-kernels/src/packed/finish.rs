@@ -7,7 +7,7 @@ use super::panels::{GATE, PANEL};
 use super::{Task, Then};
 use crate::activation::{self, Activation};
 use crate::convert::Output;
-use crate::simd::{Isa, Shared};
+use crate::simd::{Isa, Shared, load_up_to};
 
 /// [`Then`] as tasks share it.
 #[derive(Clone, Copy)]
@@ -76,14 +76,6 @@ impl Block {
     }
 }
 
-/// # Safety
-/// As [`Isa`]; `n <= LANES` elements are valid.
-#[inline(always)]
-unsafe fn load<I: Isa>(p: *const f32, n: usize) -> I::V {
-    // SAFETY: the caller's contract.
-    unsafe { if n == I::LANES { I::load(p) } else { I::load_n(p, n) } }
-}
-
 /// Finishes tokens `t..` and columns `column..` of the task's panel, of which `left` exist.
 ///
 /// # Safety
@@ -106,7 +98,7 @@ pub(super) unsafe fn plain_tile<L: Lane, const R: usize, const V: usize>(
         let row = task.panel * PANEL + column;
         // SAFETY: `n` rows exist from `row` on, in the bias and in every token's output, which are this task's.
         unsafe {
-            let bias = task.bias.map(|bias| load::<L::I>(bias.as_ptr().add(row), n));
+            let bias = task.bias.map(|bias| load_up_to::<L::I>(bias.as_ptr().add(row), n));
             for (r, sums) in sums.iter().enumerate() {
                 let mut sum = block.total::<L>(t + r - task.first, column, sums[v]);
                 if !block.is_last {
@@ -120,7 +112,7 @@ pub(super) unsafe fn plain_tile<L: Lane, const R: usize, const V: usize>(
                     Place::Store(out) => put::<L>(out.slice(at, n), sum),
                     Place::Add(out) => {
                         let out = out.slice(at, n);
-                        let before = load::<L::I>(out.as_ptr(), n);
+                        let before = load_up_to::<L::I>(out.as_ptr(), n);
                         put::<L>(out, L::I::add(sum, before));
                     }
                     Place::Activate(activation, out) | Place::Gate(activation, out) => {
@@ -177,7 +169,7 @@ pub(super) unsafe fn gate_tile<L: Lane, const R: usize, const V: usize>(
         unsafe {
             let bias = task.bias.map(|bias| {
                 let bias = bias.as_ptr().add(channel);
-                (load::<L::I>(bias, n), load::<L::I>(bias.add(width), n))
+                (load_up_to::<L::I>(bias, n), load_up_to::<L::I>(bias.add(width), n))
             });
             for (r, sums) in sums.iter().enumerate() {
                 let gate = gates.map_or_else(|| sums[(v + GATE / lanes) % V], |gates| gates[r][v]);
