@@ -37,7 +37,7 @@ pub use encoder_attention::{
 };
 pub use layer_norm::layer_norm;
 pub use level::Level;
-pub use matmul::{Compact, CompactPlan, Input, MatrixView, Product, matmul};
+pub use matmul::{Compact, CompactPlan, Input, MatrixView, Product, Woven, matmul};
 pub use norm::{rms_norm, rms_norm_in_place};
 pub use packed::{PackedProduct, PanelPlan, Panels, RowOrder, Then, matmul_packed};
 pub use pool::Pool;

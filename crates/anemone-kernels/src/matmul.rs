@@ -9,21 +9,24 @@
 mod bf16_dot;
 mod compact;
 mod f32_dot;
+mod palette;
 mod tile;
 
-use anemone_tensor::{DType, Tensor};
+use anemone_tensor::{DType, Palettized, Tensor};
 use half::bf16;
 
 use crate::simd::Shared;
 use crate::{Context, Level};
 pub(crate) use bf16_dot::round_stored;
 pub use compact::{Compact, CompactPlan};
+use palette::Palette;
+pub use palette::Woven;
 use tile::{Rows, TILE_ROWS};
 
 /// Multiply-adds a task has at least.
 const MIN_TASK: usize = 32 << 10;
 
-/// A weight matrix `[rows, cols]`, row-major, in a floating type.
+/// A weight matrix `[rows, cols]`, row-major, in a floating type or as indices into tables.
 #[derive(Debug, Clone, Copy)]
 pub struct MatrixView<'a> {
     dtype: DType,
@@ -32,20 +35,14 @@ pub struct MatrixView<'a> {
     cols: usize,
     sequential: bool,
     compact: Option<&'a Compact>,
+    palette: Option<Palette<'a>>,
 }
 
 impl<'a> MatrixView<'a> {
     /// Views a tensor of floats as `[rows, cols]`; `None` when it is not a matrix of floats.
     pub fn new(tensor: &'a Tensor) -> Option<Self> {
         let &[rows, cols] = &**tensor.shape() else { return None };
-        tensor.dtype().is_float().then_some(Self {
-            dtype: tensor.dtype(),
-            bytes: tensor.bytes(),
-            rows,
-            cols,
-            sequential: false,
-            compact: None,
-        })
+        Self::from_bytes(tensor.dtype(), tensor.bytes(), rows, cols)
     }
 
     /// Views raw little-endian bytes; `None` when their length is not `rows * cols` elements of a floating type.
@@ -58,7 +55,32 @@ impl<'a> MatrixView<'a> {
             cols,
             sequential: false,
             compact: None,
+            palette: None,
         })
+    }
+
+    /// Views a palettized matrix, whose entries are read as f16; only products take it. `None` when its rows are longer than 65,536.
+    pub fn palettized(matrix: &'a Palettized) -> Option<Self> {
+        Self::of_palette(Palette::Plain(matrix))
+    }
+
+    /// [`MatrixView::palettized`] of a matrix whose indices stand in the order of a single token.
+    pub fn woven(matrix: &'a Woven) -> Option<Self> {
+        Self::of_palette(Palette::Woven(matrix))
+    }
+
+    fn of_palette(palette: Palette<'a>) -> Option<Self> {
+        let (rows, cols) = (palette.matrix().rows(), palette.matrix().cols());
+        let view = Self {
+            dtype: DType::F16,
+            bytes: &[],
+            rows,
+            cols,
+            sequential: false,
+            compact: None,
+            palette: Some(palette),
+        };
+        (cols <= palette::BUFFER).then_some(view)
     }
 
     /// Reads a compact form of the same matrix instead, where that gives the same result: always if nothing was rounded to make
@@ -162,7 +184,8 @@ pub fn matmul(context: &Context, x: Input<'_>, tokens: usize, products: &mut [Pr
 
 /// Rows a task covers: a multiple of the tile, small enough for the second-level cache when it is used for many tokens.
 fn rows_per_task(weight: MatrixView<'_>, tokens: usize, threads: usize) -> usize {
-    let row_bytes = (weight.cols * weight.dtype.size()).max(1);
+    let stored = weight.palette.map_or(weight.cols * weight.dtype.size(), |p| p.index_bytes() / weight.rows);
+    let row_bytes = stored.max(1);
     let bytes = if tokens == 1 { 256 << 10 } else { 128 << 10 };
     let cached = (bytes / row_bytes).max(TILE_ROWS);
     // A few tasks for each thread, so that a slowed core can be helped.
@@ -174,7 +197,7 @@ fn rows_per_task(weight: MatrixView<'_>, tokens: usize, threads: usize) -> usize
 
 fn run_rows(context: &Context, x: Input<'_>, tokens: usize, task: &Task<'_>, start: usize, end: usize) {
     let w = task.weight;
-    let row_bytes = w.cols * w.dtype.size();
+    let row_bytes = if w.palette.is_some() { 0 } else { w.cols * w.dtype.size() };
     let rows = Rows {
         data: &w.bytes[start * row_bytes..end * row_bytes],
         dtype: w.dtype,
@@ -186,8 +209,9 @@ fn run_rows(context: &Context, x: Input<'_>, tokens: usize, task: &Task<'_>, sta
         out_start: start,
         tokens,
     };
-    match w.compact {
-        Some(compact) if compact.is_lossless() || matches!(x, Input::Bf16(_)) => {
+    match (w.palette, w.compact) {
+        (Some(palette), _) => palette::run(context.level(), &rows, palette, x),
+        (None, Some(compact)) if compact.is_lossless() || matches!(x, Input::Bf16(_)) => {
             compact::run(context.level(), &rows, compact, x);
         }
         _ => multiply(context.level(), &rows, x),

@@ -7,6 +7,7 @@ mod bytes;
 mod dtype;
 mod fp16;
 mod metrics;
+mod palettized;
 mod shape;
 mod tensor;
 
@@ -15,5 +16,6 @@ pub use bytes::Bytes;
 pub use dtype::DType;
 pub use fp16::{BeyondFp16, append_fp16};
 pub use metrics::{Comparison, argmax, compare, cosine, kl_divergence, max_abs_diff};
+pub use palettized::{PALETTE_BITS, PaletteError, Palettized, Segment};
 pub use shape::Shape;
 pub use tensor::{Tensor, TensorError};
