@@ -19,7 +19,7 @@ use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 
 fn main() -> Result<()> {
     let mut positional = Vec::new();
-    let (mut profile, mut repeat, mut taps) = (Profile::Fp16, 0usize, false);
+    let (mut profile, mut repeat, mut taps) = (Profile::fp16(), 0usize, false);
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         match arg.as_str() {

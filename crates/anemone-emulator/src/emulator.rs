@@ -7,13 +7,15 @@ use std::sync::Arc;
 use anemone_kernels::Context;
 use anemone_mil::{Executable, Executor, ExecutorError, Program, Signature, TensorType, read_package};
 
+use crate::accumulate::Accumulator;
 use crate::constants::Constants;
 use crate::plan::Plan;
-use crate::{Error, Profile};
+use crate::value::Rules;
+use crate::{Error, Profile, Ranges};
 
 /// Interprets packages. Functions of a package share its weights; all functions share the threads.
 pub struct Emulator {
-    profile: Profile,
+    rules: Rules,
     context: Arc<Context>,
     packages: BTreeMap<PathBuf, Package>,
     tap: Option<Tap>,
@@ -43,7 +45,9 @@ pub struct Observed<'a> {
 impl Emulator {
     /// An emulator on `threads` threads, the caller's included.
     pub fn new(profile: Profile, threads: usize) -> Self {
-        Self { profile, context: Arc::new(Context::new(threads)), packages: BTreeMap::new(), tap: None }
+        let accumulator = Accumulator::new(&profile);
+        let rules = Rules { profile, accumulator, ranges: None };
+        Self { rules, context: Arc::new(Context::new(threads)), packages: BTreeMap::new(), tap: None }
     }
 
     /// Shows every result of functions loaded from now on to `tap`.
@@ -52,9 +56,16 @@ impl Emulator {
         Self { tap: Some(tap), ..self }
     }
 
+    /// Notes in `ranges` what sums of products declared fp16 come to in functions loaded from now on, which costs time.
+    #[must_use]
+    pub fn with_ranges(mut self, ranges: Ranges) -> Self {
+        self.rules.ranges = Some(ranges);
+        self
+    }
+
     /// The arithmetic in use.
-    pub fn profile(&self) -> Profile {
-        self.profile
+    pub fn profile(&self) -> &Profile {
+        &self.rules.profile
     }
 
     fn package(&mut self, path: &Path) -> Result<&mut Package, Error> {
@@ -70,7 +81,8 @@ impl Emulator {
     }
 
     fn plan(&mut self, path: &Path, function: &str) -> Result<Plan, Error> {
-        let (profile, context, tap) = (self.profile, Arc::clone(&self.context), self.tap.clone());
+        let (rules, context, tap) = (self.rules.clone(), Arc::clone(&self.context), self.tap.clone());
+        let stem = path.file_stem().map_or_else(String::new, |s| s.to_string_lossy().into_owned());
         let no_function = |present: &Program| Error::NoFunction {
             path: path.to_path_buf(),
             function: function.to_string(),
@@ -78,7 +90,7 @@ impl Emulator {
         };
         let package = self.package(path)?;
         let found = package.program.functions.get(function).ok_or_else(|| no_function(&package.program))?;
-        Plan::new(found, &mut package.constants, profile, context, tap)
+        Plan::new(found, &mut package.constants, stem, rules, context, tap)
     }
 }
 
@@ -95,6 +107,6 @@ impl Executor for Emulator {
 
 impl fmt::Debug for Emulator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Emulator({}, {:?}, {} packages)", self.profile, self.context, self.packages.len())
+        write!(f, "Emulator({}, {:?}, {} packages)", self.rules.profile, self.context, self.packages.len())
     }
 }

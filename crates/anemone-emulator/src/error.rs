@@ -69,7 +69,7 @@ pub enum Error {
         /// Elements allowed.
         limit: usize,
     },
-    /// The name of a profile is not known.
-    #[error("profile `{0}` is none of f32, fp16")]
+    /// A profile is not known, does not read, or has no such effect.
+    #[error("profile {0}")]
     Profile(String),
 }

@@ -4,11 +4,13 @@
 //! the last use of every value found. Weights that feed products stay as they are stored in the mapped file and are shared by
 //! all functions of a package.
 
+mod accumulate;
 mod constants;
 mod emulator;
 mod error;
 mod plan;
 mod profile;
+mod ranges;
 mod site;
 mod value;
 
@@ -16,4 +18,5 @@ mod ops;
 
 pub use emulator::{Emulator, Observed, Tap};
 pub use error::Error;
-pub use profile::Profile;
+pub use profile::{Limits, Profile};
+pub use ranges::{Range, Ranges};

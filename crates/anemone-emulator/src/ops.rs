@@ -18,6 +18,7 @@ mod sum;
 mod tests;
 
 pub(crate) use compressed::expand;
+pub(crate) use sum::{product as plain_product, sum as exact_sum};
 
 use crate::site::Site;
 use crate::value::Run;

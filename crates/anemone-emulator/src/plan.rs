@@ -12,8 +12,9 @@ use anemone_mil::{
 use crate::constants::Constants;
 use crate::emulator::{Observed, Tap};
 use crate::site::Site;
+use crate::value::Rules;
 use crate::value::{Buffers, Call, Data, Run};
-use crate::{Error, Profile, ops};
+use crate::{Error, ops};
 
 /// Elements that may be held at once: 8 GiB of f32.
 pub(crate) const LIMIT: usize = 1 << 31;
@@ -21,7 +22,9 @@ pub(crate) const LIMIT: usize = 1 << 31;
 pub(crate) struct Plan {
     function: Function,
     signature: Signature,
-    profile: Profile,
+    rules: Rules,
+    /// Name of its package, without an extension.
+    package: String,
     context: Arc<Context>,
     tap: Option<Tap>,
     constants: BTreeMap<VarId, Data>,
@@ -48,7 +51,8 @@ impl Plan {
     pub(crate) fn new(
         function: &Function,
         constants: &mut Constants,
-        profile: Profile,
+        package: String,
+        rules: Rules,
         context: Arc<Context>,
         tap: Option<Tap>,
     ) -> Result<Self, Error> {
@@ -93,7 +97,8 @@ impl Plan {
         let mut plan = Self {
             signature: Signature::of(function),
             function: function.clone(),
-            profile,
+            rules,
+            package,
             context,
             tap,
             constants: known,
@@ -150,7 +155,15 @@ impl Plan {
             let given = given.ok_or_else(|| error("uses a value before it is there".into()))?;
             match &step.what {
                 What::Compute(run) => {
-                    let call = Call { inputs: &given, context: &self.context, buffers: &buffers };
+                    let result = op.outputs.first().map(|id| self.function.var(*id));
+                    let call = Call {
+                        inputs: &given,
+                        context: &self.context,
+                        buffers: &buffers,
+                        rules: &self.rules,
+                        half: result.is_some_and(|var| var.ty.tensor().dtype == DataType::Float16),
+                        label: [&self.package, result.map_or("", |var| &var.name)],
+                    };
                     let results = run(&call).map_err(error)?;
                     for (id, data) in op.outputs.iter().zip(results) {
                         values[id.0] = Some(self.finish(op, *id, data));
@@ -198,7 +211,7 @@ impl Plan {
             && let Some(values) = Arc::get_mut(values)
             && !ops::moves_only(&op.kind)
         {
-            self.profile.round(ty.dtype, values);
+            self.rules.profile.round(ty.dtype, values);
         }
         if let Some(tap) = &self.tap {
             tap(&Observed { op: &op.kind, name: &var.name, ty, values: &data.to_f32() });
@@ -237,7 +250,7 @@ impl Plan {
         }
         if ty.dtype.is_float() {
             let mut data = array.data.clone();
-            self.profile.round(ty.dtype, &mut data);
+            self.rules.profile.round(ty.dtype, &mut data);
             return Ok(Data::floats(data));
         }
         let (low, high) =

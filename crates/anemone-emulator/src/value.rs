@@ -5,7 +5,13 @@ use std::sync::Arc;
 
 use anemone_kernels::{Context, Input, MatrixView, Product};
 use anemone_tensor::{Bytes, DType};
+use half::slice::HalfFloatSliceExt as _;
 use half::{bf16, f16};
+
+use crate::accumulate::Accumulator;
+use crate::profile::Curve;
+use crate::ranges::{Ranges, Sums};
+use crate::{Profile, ops};
 
 /// The elements of a tensor, shared; shapes are in the plan.
 #[derive(Debug, Clone)]
@@ -42,31 +48,42 @@ pub(crate) struct Stored {
 impl Stored {
     /// Elements `start..start + out.len()` widened.
     pub(crate) fn widen(&self, start: usize, out: &mut [f32]) {
-        let size = self.dtype.size();
-        let bytes = &self.bytes[start * size..(start + out.len()) * size];
-        match self.dtype {
-            DType::F16 => {
-                for (o, b) in out.iter_mut().zip(bytes.chunks_exact(2)) {
-                    *o = f16::from_le_bytes([b[0], b[1]]).to_f32();
-                }
-            }
-            DType::BF16 => {
-                for (o, b) in out.iter_mut().zip(bytes.chunks_exact(2)) {
-                    *o = bf16::from_le_bytes([b[0], b[1]]).to_f32();
-                }
-            }
-            _ => {
-                for (o, b) in out.iter_mut().zip(bytes.chunks_exact(4)) {
-                    *o = f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
-                }
-            }
-        }
+        widen(self.dtype, &self.bytes, start, out);
     }
 
     pub(crate) fn widened(&self) -> Vec<f32> {
         let mut out = vec![0.0; self.bytes.len() / self.dtype.size()];
         self.widen(0, &mut out);
         out
+    }
+}
+
+/// Elements `start..start + out.len()` of stored floats, widened.
+pub(crate) fn widen(dtype: DType, bytes: &[u8], start: usize, out: &mut [f32]) {
+    let size = dtype.size();
+    let bytes = &bytes[start * size..(start + out.len()) * size];
+    match dtype {
+        DType::F16 => {
+            if let (true, Ok(halves)) =
+                (cfg!(target_endian = "little"), bytemuck::try_cast_slice::<u8, f16>(bytes))
+            {
+                halves.convert_to_f32_slice(out);
+                return;
+            }
+            for (o, b) in out.iter_mut().zip(bytes.chunks_exact(2)) {
+                *o = f16::from_le_bytes([b[0], b[1]]).to_f32();
+            }
+        }
+        DType::BF16 => {
+            for (o, b) in out.iter_mut().zip(bytes.chunks_exact(2)) {
+                *o = bf16::from_le_bytes([b[0], b[1]]).to_f32();
+            }
+        }
+        _ => {
+            for (o, b) in out.iter_mut().zip(bytes.chunks_exact(4)) {
+                *o = f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+            }
+        }
     }
 }
 
@@ -103,6 +120,19 @@ pub(crate) struct Call<'a> {
     pub(crate) inputs: &'a [Data],
     pub(crate) context: &'a Context,
     pub(crate) buffers: &'a RefCell<Buffers>,
+    pub(crate) rules: &'a Rules,
+    /// Whether the result is declared fp16, which is where a profile's effects act.
+    pub(crate) half: bool,
+    /// Package and name of the result.
+    pub(crate) label: [&'a str; 2],
+}
+
+/// How a function's operations compute.
+#[derive(Debug, Clone)]
+pub(crate) struct Rules {
+    pub(crate) profile: Profile,
+    pub(crate) accumulator: Option<Accumulator>,
+    pub(crate) ranges: Option<Ranges>,
 }
 
 /// An operation with everything but its inputs decided.
@@ -136,10 +166,39 @@ impl Call<'_> {
         self.buffers.borrow_mut().give(Data::floats(buffer));
     }
 
-    /// `[tokens, rows] = x [tokens, cols] · wᵀ`, with `w [rows, cols]` as stored.
+    /// The profile's table of a function, where there is one.
+    pub(crate) fn table(&self, op: &str) -> Option<&Curve> {
+        self.rules.profile.table(op).filter(|_| self.half)
+    }
+
+    /// `[n, m] = b [n, k] · aᵀ` with `a [m, k]`, both computed; the order of terms does not show.
+    pub(crate) fn contract(&self, a: &[f32], b: &[f32], k: usize, out: &mut [f32]) {
+        match self.rules.accumulator.as_ref().filter(|_| self.half) {
+            Some(accumulator) => accumulator.product(self.context, a, b, k, out),
+            None => ops::plain_product(self.context, a, b, k, out),
+        }
+        let rows = a.len() / k.max(1);
+        self.watch(&Sums {
+            weight: (DType::F32, bytemuck::cast_slice(a)),
+            stored: false,
+            rows,
+            k,
+            x: b,
+            out,
+        });
+    }
+
+    fn watch(&self, sums: &Sums<'_>) {
+        if let Some(ranges) = self.rules.ranges.as_ref().filter(|_| self.half) {
+            let [package, name] = self.label;
+            ranges.see(package, name, self.rules.accumulator.as_ref(), sums);
+        }
+    }
+
+    /// `[tokens, rows] = x [tokens, cols] · wᵀ`, with `w [rows, cols]` as stored; `stored` when it is the same in every call.
     pub(crate) fn product(
         &self,
-        (dtype, bytes): (DType, &[u8]),
+        (dtype, bytes, stored): (DType, &[u8], bool),
         [rows, cols]: [usize; 2],
         x: &[f32],
         bias: Option<&[f32]>,
@@ -151,9 +210,14 @@ impl Call<'_> {
         }
         let weight = MatrixView::from_bytes(dtype, bytes, rows, cols)
             .ok_or_else(|| format!("{} bytes are no {rows} by {cols} matrix of {dtype}", bytes.len()))?;
-        let tokens = x.len() / cols;
-        let product = Product { weight, bias, out };
-        anemone_kernels::matmul(self.context, Input::F32(x), tokens, &mut [product]);
+        if let Some(accumulator) = self.rules.accumulator.as_ref().filter(|_| self.half) {
+            accumulator.weighted(self.context, (dtype, bytes), [rows, cols], x, bias, out);
+        } else {
+            let tokens = x.len() / cols;
+            let product = Product { weight, bias, out: &mut *out };
+            anemone_kernels::matmul(self.context, Input::F32(x), tokens, &mut [product]);
+        }
+        self.watch(&Sums { weight: (dtype, bytes), stored, rows, k: cols, x, out });
         Ok(())
     }
 }

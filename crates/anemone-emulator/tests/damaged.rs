@@ -194,7 +194,7 @@ fn changed_manifests_are_refused_or_mean_the_same(name: &str, cache: CacheKind, 
     let place = tempfile::tempdir().unwrap();
     let dir = place.path().join("bundle");
     let bundle = convert(&fixture, &dir, &options(cache));
-    let emulator = SharedEmulator(Arc::new(Mutex::new(Emulator::new(Profile::Fp16, 1))));
+    let emulator = SharedEmulator(Arc::new(Mutex::new(Emulator::new(Profile::fp16(), 1))));
     let (sound, stored) = (run(&dir, emulator.clone()).unwrap(), tensors(&bundle).unwrap());
     let manifest = manifest(&dir);
     let mut all = Vec::new();
@@ -253,7 +253,7 @@ fn damaged_model_files_are_refused() {
     let place = tempfile::tempdir().unwrap();
     let dir = place.path().join("bundle");
     let bundle = convert(&fixture, &dir, &options(CacheKind::Io));
-    let sound = run(&dir, Emulator::new(Profile::Fp16, 1)).unwrap();
+    let sound = run(&dir, Emulator::new(Profile::fp16(), 1)).unwrap();
     let mut random = ChaCha8Rng::seed_from_u64(7);
     let mut below = move |n: usize| (random.next_u64() % n as u64) as usize;
     let mut cases = Vec::new();
@@ -272,7 +272,7 @@ fn damaged_model_files_are_refused() {
     insist(cases, move |name, (path, damage)| {
         let whole = fs::read(&path).unwrap();
         fs::write(&path, damage.apply(whole.clone())).unwrap();
-        let answer = run(&dir, Emulator::new(Profile::Fp16, 1));
+        let answer = run(&dir, Emulator::new(Profile::fp16(), 1));
         // What the engine refuses, the emulator alone must survive too.
         let package = path.ancestors().find(|p| p.extension().is_some_and(|e| e == "mlpackage")).unwrap();
         run_alone(package);
@@ -310,7 +310,7 @@ impl Damage {
 
 /// Loads and runs every function of a package, if it lets us.
 fn run_alone(package: &Path) {
-    let mut emulator = Emulator::new(Profile::F32, 1);
+    let mut emulator = Emulator::new(Profile::f32(), 1);
     let Ok(signatures) = emulator.signatures(package) else { return };
     for (name, signature) in signatures {
         let size: usize = signature.inputs.iter().map(|(_, ty)| ty.numel()).fold(0, usize::saturating_add);
@@ -336,7 +336,7 @@ fn a_changed_config_is_refused() {
     let changed = config.replace("rope_theta\": 1", "rope_theta\": 2");
     assert_ne!(changed, config);
     fs::write(dir.join("config.json"), changed).unwrap();
-    let line = run(&dir, Emulator::new(Profile::Fp16, 1)).unwrap_err();
+    let line = run(&dir, Emulator::new(Profile::fp16(), 1)).unwrap_err();
     assert!(line.contains("config.json differs from the manifest (hash "), "{line}");
     assert!(line.ends_with("convert the model again"), "{line}");
 }
@@ -348,7 +348,7 @@ fn a_wrong_manifest_is_named_by_its_key() {
     let dir = place.path().join("bundle");
     convert(&fixture, &dir, &options(CacheKind::State));
     let sound = manifest(&dir);
-    let emulator = SharedEmulator(Arc::new(Mutex::new(Emulator::new(Profile::Fp16, 1))));
+    let emulator = SharedEmulator(Arc::new(Mutex::new(Emulator::new(Profile::fp16(), 1))));
     let swapped = |at: &str| {
         let mut list = sound.pointer(at).unwrap().as_array().unwrap().clone();
         list.reverse();
@@ -410,7 +410,7 @@ fn a_package_that_is_not_the_manifests_is_named_by_function_and_feature() {
     let take = |file: &str| {
         fs::remove_dir_all(dir.join(file)).unwrap();
         fs::rename(place.path().join("other").join(file), dir.join(file)).unwrap();
-        run(&dir, Emulator::new(Profile::Fp16, 1)).unwrap_err()
+        run(&dir, Emulator::new(Profile::fp16(), 1)).unwrap_err()
     };
     let file = format!("chunk_{chunk}.mlpackage");
     let line = take(&file);

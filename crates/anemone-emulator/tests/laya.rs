@@ -77,15 +77,15 @@ fn recorded_bodies() {
             [(vec![length], "main".to_owned()), (vec![64, length], format!("L{length}"))]
         {
             let program = lower(&dir.join(name), &lengths, LocalAttention::Dense, DataType::Float32);
-            let exact = run(&program, &function, Profile::F32, &inputs);
+            let exact = run(&program, &function, Profile::f32(), &inputs);
             // The reference is f32, too; sums differ by their order alone.
             assert!(max_abs_diff(&exact[0].data, &logits.data) < 1e-4, "{name}");
             assert!(max_abs_diff(&exact[1].data, &cls.data) < 1e-4, "{name}");
             let program = lower(&dir.join(name), &lengths, LocalAttention::Dense, DataType::Float16);
-            let stored = run(&program, &function, Profile::F32, &inputs);
+            let stored = run(&program, &function, Profile::f32(), &inputs);
             // Rotary tables and scales lose 5e-4 relative to fp16.
             assert!(max_abs_diff(&stored[0].data, &logits.data) < 2e-3, "{name}");
-            let half = run(&program, &function, Profile::Fp16, &inputs);
+            let half = run(&program, &function, Profile::fp16(), &inputs);
             // Some hundred roundings of 5e-4 relative on values near 1, of which most cancel.
             assert!(max_abs_diff(&half[0].data, &logits.data) < 0.02, "{name}");
             assert!(cosine(&half[1].data, &cls.data) > 0.9999, "{name}");
@@ -132,7 +132,7 @@ fn tiles_change_no_answer() {
                 run(
                     &lower(&dir.join(name), &[length], local, DataType::Float32),
                     "main",
-                    Profile::F32,
+                    Profile::f32(),
                     &arrays,
                 )
             };

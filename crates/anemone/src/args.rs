@@ -57,6 +57,14 @@ pub(crate) struct BundleArg {
     pub(crate) bundle: Option<PathBuf>,
 }
 
+/// A profile by name or path, effects switched; the message of what is wrong with it otherwise.
+pub(crate) fn profile(spec: &str) -> Result<Profile, String> {
+    spec.parse().map_err(|error: anemone_emulator::Error| {
+        let text = error.to_string();
+        text.strip_prefix("profile ").map_or(text.clone(), str::to_owned)
+    })
+}
+
 /// How the model is run.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Engine")]
@@ -77,20 +85,13 @@ pub(crate) struct EngineArgs {
     /// What runs the model
     #[arg(long, value_name = "ENGINE", default_value = "auto")]
     pub(crate) engine: EngineName,
-    /// Arithmetic of the emulator [default: fp16]
-    #[arg(long, value_name = "PROFILE")]
-    pub(crate) profile: Option<ProfileName>,
+    /// Arithmetic of the emulator: f32, fp16, m1, m4 or a profile's file; `,-EFFECT` and `,+EFFECT` behind it switch what
+    /// it has, as in m4,-product-drop or m4,-all,+overflow [default: fp16]
+    #[arg(long, value_name = "PROFILE", value_parser = profile)]
+    pub(crate) profile: Option<Profile>,
     /// Tokens of a prompt computed in one pass by the native engine [default: 512]
     #[arg(long, value_name = "N", hide_short_help = true, value_parser = RangedU64ValueParser::<usize>::new().range(1..=8192))]
     pub(crate) chunk: Option<usize>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ProfileName {
-    /// Results are rounded to fp16 where the program says so, sums are f32
-    Fp16,
-    /// f32 throughout
-    F32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -141,8 +142,8 @@ impl EngineArgs {
                 "--engine coreml is not in this version; use --engine cpu, which runs bundles too, or --engine emulator"
             ),
             EngineName::Emulator => {
-                if self.exact && self.profile == Some(ProfileName::Fp16) {
-                    bail!("--exact asks for f32 and --profile for fp16; leave one out");
+                if let Some(profile) = self.profile.as_ref().filter(|p| self.exact && p.name() != "f32") {
+                    bail!("--exact asks for f32 and --profile for {profile}; leave one out");
                 }
                 if self.layout == LayoutName::Packed {
                     bail!("--layout packed is of the native engine; leave it out, or use --engine cpu");
@@ -159,11 +160,8 @@ impl EngineArgs {
 
     /// The emulator's arithmetic.
     pub(crate) fn profile(&self) -> Profile {
-        match self.profile {
-            Some(ProfileName::F32) => Profile::F32,
-            None if self.exact => Profile::F32,
-            _ => Profile::Fp16,
-        }
+        let default = || if self.exact { Profile::f32() } else { Profile::fp16() };
+        self.profile.clone().unwrap_or_else(default)
     }
 
     pub(crate) fn threads(&self) -> usize {

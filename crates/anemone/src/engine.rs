@@ -60,7 +60,7 @@ impl Engine {
             "--ctx {context_len}: the bundle was converted for {held} tokens; lower it, or convert with --ctx {context_len}"
         );
         let (profile, threads) = (args.profile(), args.threads());
-        let mut emulator = Emulator::new(profile, threads);
+        let mut emulator = Emulator::new(profile.clone(), threads);
         let states = LayerStates::default();
         if traced {
             let states = states.clone();
@@ -91,7 +91,7 @@ impl Engine {
     }
 
     /// `fast` or `exact` on the native engine, else the emulator's profile.
-    pub(crate) fn arithmetic(&self, args: &EngineArgs) -> &'static str {
+    pub(crate) fn arithmetic(&self, args: &EngineArgs) -> &str {
         match self {
             Self::Cpu(_) if args.arithmetic() == Arithmetic::Exact => "exact",
             Self::Cpu(_) => "fast",

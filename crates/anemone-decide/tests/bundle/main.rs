@@ -133,17 +133,17 @@ fn bundles_answer_as_their_checkpoints_do() {
             // The body with f32 constants: what is left is the order of sums, and that the host's part is right.
             let wide = scratch.path().join(format!("{i}.mlpackage"));
             write_package(&lower(&dir, lengths, tile, DataType::Float32, false).0, &wide).unwrap();
-            let executor = Instead(Emulator::new(Profile::F32, 2), wide);
+            let executor = Instead(Emulator::new(Profile::f32(), 2), wide);
             let mut exact = Decider::open(bundle.clone(), Box::new(executor)).unwrap();
             let (logits, p, act) = furthest(&decided(&mut exact), &expected);
             println!("{} {tile:?} wide: logits {logits:.1e}, p {p:.1e}, act {act:.1e}", dir.display());
             assert!(logits < 1e-4 && p < 1e-4 && act < 1e-4, "{logits} {p} {act}");
             // The body as it is stored: rotary tables lose 5e-4 relative to fp16.
-            let (logits, p, act) = furthest(&decided(&mut emulated(&bundle, Profile::F32)), &expected);
+            let (logits, p, act) = furthest(&decided(&mut emulated(&bundle, Profile::f32())), &expected);
             println!("{} {tile:?} f32: logits {logits:.1e}, p {p:.1e}, act {act:.1e}", dir.display());
             assert!(logits < 4e-3 && p < 1e-3 && act < 1e-3, "{logits} {p} {act}");
             // The bar of a conversion.
-            let (logits, p, act) = furthest(&decided(&mut emulated(&bundle, Profile::Fp16)), &expected);
+            let (logits, p, act) = furthest(&decided(&mut emulated(&bundle, Profile::fp16())), &expected);
             println!("{} {tile:?} fp16: logits {logits:.1e}, p {p:.1e}, act {act:.1e}", dir.display());
             assert!(p <= 0.02 && act <= 0.02, "{p} {act}");
             // The tensors come back as they were, so the native engine gives the same bits.

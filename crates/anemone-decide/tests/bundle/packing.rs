@@ -100,10 +100,10 @@ fn packed_rows_score_as_rows_of_their_own() {
             let wide = scratch.path().join(format!("{i}.mlpackage"));
             write_package(&lower(&model, &lengths, tile, DataType::Float32, true).0, &wide).unwrap();
             // With f32 constants and as it is stored.
-            let exact = if tile.is_some() { (Profile::F32, None) } else { (Profile::F32, Some(&*wide)) };
-            for (profile, instead) in [exact, (Profile::Fp16, None)] {
+            let exact = if tile.is_some() { (Profile::f32(), None) } else { (Profile::f32(), Some(&*wide)) };
+            for (profile, instead) in [exact, (Profile::fp16(), None)] {
                 let open = |pack: bool| {
-                    let (executor, called) = Watched::new(profile, instead);
+                    let (executor, called) = Watched::new(profile.clone(), instead);
                     let mut decider = Decider::open(bundle.clone(), Box::new(executor)).unwrap();
                     if pack {
                         decider.pack().unwrap();
@@ -128,7 +128,7 @@ fn packed_rows_score_as_rows_of_their_own() {
                     println!(
                         "{name} {tile:?} {profile} {what}: logits {logits:.1e}, p {p:.1e}, act {act:.1e}"
                     );
-                    if profile == Profile::F32 {
+                    if profile == Profile::f32() {
                         assert!(logits <= 1e-5 && p <= 1e-5 && act <= 1e-5, "{logits} {p} {act}");
                     }
                     assert!(p <= 0.02 && act <= 0.02, "{p} {act}");
@@ -164,8 +164,8 @@ fn a_question_never_moves_anothers_scores() {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) as usize % below
     };
-    for profile in [Profile::F32, Profile::Fp16] {
-        let (executor, called) = Watched::new(profile, None);
+    for profile in [Profile::f32(), Profile::fp16()] {
+        let (executor, called) = Watched::new(profile.clone(), None);
         let mut scorer = GraphScorer::open(bundle.clone(), &checkpoint, Box::new(executor), 0).unwrap();
         scorer.pack().unwrap();
         let vocabulary = scorer.laya().encoder.vocab_size;
@@ -212,8 +212,8 @@ fn what_overflows_together_is_asked_alone() {
     let Some(dir) = shared("fixtures/laya-tiny/english") else { return };
     let scratch = tempfile::tempdir().unwrap();
     let bundle = convert(&dir, &scratch.path().join("b"), &[192], None, true);
-    let expected = decided(&mut emulated(&bundle, Profile::F32));
-    let (mut executor, called) = Watched::new(Profile::F32, None);
+    let expected = decided(&mut emulated(&bundle, Profile::f32()));
+    let (mut executor, called) = Watched::new(Profile::f32(), None);
     executor.broken = true;
     let mut decider = Decider::open(bundle, Box::new(executor)).unwrap();
     decider.pack().unwrap();
@@ -226,7 +226,7 @@ fn packing_is_refused_where_it_is_not() {
     let Some(dir) = shared("fixtures/laya-tiny/english") else { return };
     let scratch = tempfile::tempdir().unwrap();
     let bundle = convert(&dir, &scratch.path().join("b"), &[64], None, false);
-    let problem = emulated(&bundle, Profile::F32).pack().unwrap_err().to_string();
+    let problem = emulated(&bundle, Profile::f32()).pack().unwrap_err().to_string();
     assert!(
         problem.contains("no functions for several questions") && problem.contains("convert"),
         "{problem}"

@@ -63,7 +63,7 @@ impl Contraction {
         for i in 0..self.batch {
             let (a, b) = (&a[i * m * k..(i + 1) * m * k], &b[i * n * k..(i + 1) * n * k]);
             let out = &mut out[i * m * n..(i + 1) * m * n];
-            sum::product(call.context, a, b, k, out);
+            call.contract(a, b, k, out);
         }
         [moved_a, moved_b].into_iter().flatten().for_each(|buffer| call.give(buffer));
         if self.out.is_trivial() {

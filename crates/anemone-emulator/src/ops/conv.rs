@@ -23,10 +23,10 @@ impl Weight {
         Ok(Self::Slot(site.slot("weight")?))
     }
 
-    fn get<'a>(&'a self, call: &'a Call<'_>) -> Result<(DType, &'a [u8]), String> {
+    fn get<'a>(&'a self, call: &'a Call<'_>) -> Result<(DType, &'a [u8], bool), String> {
         Ok(match self {
-            Self::Stored(stored) => (stored.dtype, &stored.bytes),
-            Self::Slot(slot) => (DType::F32, bytemuck::cast_slice(call.floats(*slot)?)),
+            Self::Stored(stored) => (stored.dtype, &stored.bytes, true),
+            Self::Slot(slot) => (DType::F32, bytemuck::cast_slice(call.floats(*slot)?), false),
         })
     }
 }
@@ -109,7 +109,7 @@ impl Conv {
     fn run(
         &self,
         call: &Call<'_>,
-        (dtype, weight): (DType, &[u8]),
+        (dtype, weight, stored): (DType, &[u8], bool),
         x: &[f32],
         bias: Option<&[f32]>,
     ) -> Result<Vec<f32>, String> {
@@ -127,7 +127,7 @@ impl Conv {
             let x = &x[n * self.inner * size..(n + 1) * self.inner * size];
             let out = &mut out[n * rows * positions..(n + 1) * rows * positions];
             if positions == 1 && size == 1 && taps == 1 {
-                call.product((dtype, weight), [rows, cols], x, bias, out)?;
+                call.product((dtype, weight, stored), [rows, cols], x, bias, out)?;
                 continue;
             }
             for first in (0..positions).step_by(block) {
@@ -135,7 +135,7 @@ impl Conv {
                 let mut windows = call.take(count * cols);
                 self.windows(x, first, &mut windows, cols);
                 let mut product = call.take(count * rows);
-                call.product((dtype, weight), [rows, cols], &windows, bias, &mut product)?;
+                call.product((dtype, weight, stored), [rows, cols], &windows, bias, &mut product)?;
                 for r0 in (0..rows).step_by(16) {
                     for p in 0..count {
                         for r in r0..(r0 + 16).min(rows) {

@@ -72,9 +72,14 @@ fn sigmoid(x: f32) -> f32 {
 fn unary(site: &Site<'_>, f: impl Fn(f32) -> f32 + Send + Sync + 'static) -> Result<Run, String> {
     site.needs_floats("x")?;
     let x = site.slot("x")?;
+    let kind = site.op.kind.clone();
     Ok(Box::new(move |call| {
         let x = call.floats(x)?;
         let mut out = call.take(x.len());
+        if let Some(table) = call.table(&kind) {
+            out.iter_mut().zip(x).for_each(|(o, x)| *o = table.at(*x));
+            return Ok(vec![Data::floats(out)]);
+        }
         for (o, x) in out.iter_mut().zip(x) {
             *o = f(*x);
         }

@@ -28,7 +28,7 @@ fn greater(a: f64, b: f64) -> f64 {
 }
 
 /// The sum of `term` of every value.
-pub(super) fn sum(values: &[f32], term: impl Fn(f32) -> f64) -> f64 {
+pub(crate) fn sum(values: &[f32], term: impl Fn(f32) -> f64) -> f64 {
     let chunks = values.chunks_exact(LANES);
     let rest = chunks.remainder();
     let mut most = [0.0f64; LANES];
@@ -91,7 +91,7 @@ pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
 }
 
 /// `[n, m] = b [n, k] · aᵀ` with `a [m, k]`.
-pub(super) fn product(context: &Context, a: &[f32], b: &[f32], k: usize, out: &mut [f32]) {
+pub(crate) fn product(context: &Context, a: &[f32], b: &[f32], k: usize, out: &mut [f32]) {
     if k == 0 || a.is_empty() || b.is_empty() {
         out.fill(0.0);
         return;

@@ -63,7 +63,7 @@ fn run_with(
 
 fn floats(inputs: &[Array], build: Build<'_>) -> Array {
     let inputs: Vec<_> = inputs.iter().map(|a| (DataType::Float32, a.clone())).collect();
-    run_with(Profile::F32, &inputs, vec![], build).unwrap()
+    run_with(Profile::f32(), &inputs, vec![], build).unwrap()
 }
 
 fn close(found: &[f32], expected: &[f32], what: &str) {
@@ -145,8 +145,8 @@ fn half_results_are_rounded_and_overflow_to_infinity() {
     let inputs = [half(&[1.0, 60000.0, 2049.0]), half(&[0.0004, 60000.0, 1.0])];
     let add: Build<'_> = &|b, i| op(b, "add", &[("x", i[0].into()), ("y", i[1].into())]);
     // 1.0004 lies below half a step of 2^-10; 2049 is no fp16 number and ties to 2048.
-    assert_eq!(run_with(Profile::Fp16, &inputs, vec![], add).unwrap().data, [1.0, f32::INFINITY, 2048.0]);
-    assert_eq!(run_with(Profile::F32, &inputs, vec![], add).unwrap().data, [1.0004, 120000.0, 2050.0]);
+    assert_eq!(run_with(Profile::fp16(), &inputs, vec![], add).unwrap().data, [1.0, f32::INFINITY, 2048.0]);
+    assert_eq!(run_with(Profile::f32(), &inputs, vec![], add).unwrap().data, [1.0004, 120000.0, 2050.0]);
 }
 
 #[test]
@@ -342,7 +342,7 @@ fn elements_move_where_they_should() {
 #[test]
 fn an_axis_given_twice_is_refused() {
     let x = [(DataType::Float32, ramp(&[2, 3]))];
-    let error = run_with(Profile::F32, &x, vec![], &|b, i| {
+    let error = run_with(Profile::f32(), &x, vec![], &|b, i| {
         op(
             b,
             "reduce_sum",
@@ -360,7 +360,7 @@ fn an_axis_given_twice_is_refused() {
 fn gather_takes_rows_and_refuses_what_is_outside() {
     let gather = |index: f32| {
         let inputs = [(DataType::Float32, ramp(&[3, 2])), (DataType::Int32, array(&[2], &[1.0, index]))];
-        run_with(Profile::F32, &inputs, vec![], &|b, i| {
+        run_with(Profile::f32(), &inputs, vec![], &|b, i| {
             op(b, "gather", &[("x", i[0].into()), ("indices", i[1].into()), ("axis", Value::int(0).into())])
         })
     };
@@ -380,7 +380,7 @@ fn bounds_computed_at_run_time_are_checked() {
             (DataType::Int32, array(&[1], &[from])),
             (DataType::Int32, array(&[1], &[from + 2.0])),
         ];
-        run_with(Profile::F32, &inputs, vec![], &|b, i| {
+        run_with(Profile::f32(), &inputs, vec![], &|b, i| {
             let inputs =
                 [("x", i[0].into()), ("update", i[1].into()), ("begin", i[2].into()), ("end", i[3].into())];
             op(b, "slice_update", &inputs)
@@ -419,7 +419,7 @@ fn compressed_weights_expand_by_group_and_vector() {
             weight("lut", table_ty.clone(), table_bytes),
         ];
         let inputs = [(DataType::Float16, array(&[1, 4], &[1.0, 1.0, 1.0, 1.0]))];
-        let found = run_with(Profile::Fp16, &inputs, weights, &|b, i| {
+        let found = run_with(Profile::fp16(), &inputs, weights, &|b, i| {
             let dense = b
                 .op(
                     "constexpr_lut_to_dense",
@@ -449,7 +449,7 @@ fn blocks_are_shifted_and_scaled_in_the_type_of_the_scale() {
     let ints = |dtype, shape: &[usize], v: &[i64]| {
         Value::Immediate(TensorType::new(dtype, shape.to_vec()), Immediate::Ints(v.to_vec()))
     };
-    let found = run_with(Profile::Fp16, &[(DataType::Float16, array(&[], &[1.0]))], vec![], &|b, i| {
+    let found = run_with(Profile::fp16(), &[(DataType::Float16, array(&[], &[1.0]))], vec![], &|b, i| {
         let dense = b
             .op(
                 "constexpr_blockwise_shift_scale",
@@ -480,7 +480,7 @@ fn expanded_early(kind: &str, inputs: &[(&str, Value)], shape: &[usize]) -> Resu
     let dense = b.op(kind, "dense", &inputs).map_err(|e| e.to_string())?;
     let out = op(&mut b, "mul", &[("x", dense.into()), ("y", x.into())]);
     save_as(7, b, out, vec![], &path);
-    let mut f = Emulator::new(Profile::Fp16, 1).load(&path, "main").map_err(|e| e.to_string())?;
+    let mut f = Emulator::new(Profile::fp16(), 1).load(&path, "main").map_err(|e| e.to_string())?;
     let ones = array(shape, &vec![1.0; shape.iter().product()]);
     Ok(f.predict(&[("x", &ones)], &mut States::new()).unwrap().remove(0).data)
 }
@@ -541,7 +541,7 @@ fn states_are_read_and_written_in_place_and_inputs_are_checked() {
     b.ops("write_state", "write", &[("input", state.into()), ("data", new.into())], &[]).unwrap();
     let out = b.op("read_state", "out", &[("input", state.into())]).unwrap();
     save(b, out, vec![], &path);
-    let mut emulator = Emulator::new(Profile::Fp16, 1);
+    let mut emulator = Emulator::new(Profile::fp16(), 1);
     let mut f = emulator.load(&path, "main").unwrap();
     let mut states = States::new();
     let x = array(&[2], &[1.0, 2.0]);

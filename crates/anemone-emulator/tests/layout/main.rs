@@ -127,7 +127,7 @@ fn predict(program: &Program, name: &str, inputs: &[(&str, &Array)]) -> Vec<Arra
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.mlpackage");
     write_package(program, &path).unwrap();
-    Emulator::new(Profile::F32, 1).load(&path, name).unwrap().predict(inputs, &mut States::new()).unwrap()
+    Emulator::new(Profile::f32(), 1).load(&path, name).unwrap().predict(inputs, &mut States::new()).unwrap()
 }
 
 /// What a run may be made to do wrong.

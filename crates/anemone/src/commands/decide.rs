@@ -10,11 +10,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anemone_decide::{Gate, Preset, Question, Request, Shortlist, Tournament, Value};
+use anemone_emulator::Profile;
 use anemone_table::Format;
 use anyhow::{Context, Result, bail, ensure};
 use clap::builder::RangedU64ValueParser;
 
-use crate::args::{EngineName, HubArgs, ProfileName};
+use crate::args::{EngineName, HubArgs};
 use crate::cli::Shell;
 use crate::{demo, output};
 use models::Models;
@@ -144,8 +145,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "ENGINE", default_value = "auto")]
     engine: EngineName,
     /// Arithmetic of the emulator [default: fp16]
-    #[arg(long, value_name = "PROFILE")]
-    profile: Option<ProfileName>,
+    #[arg(long, value_name = "PROFILE", value_parser = crate::args::profile)]
+    profile: Option<Profile>,
     /// Let questions share a row of the bundle's functions, which convert --pack makes; the answers are the same
     #[arg(long)]
     pack: bool,

@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use anemone_cpu::LayaOptions;
 use anemone_decide::Tournament;
+use anemone_emulator::Profile;
 use anemone_server::{App, Key, Options};
 use anyhow::{Context, Result};
 use clap::builder::RangedU64ValueParser;
 
 use self::signals::Signals;
-use crate::args::{EngineName, ProfileName};
+use crate::args::EngineName;
 use crate::cli::Shell;
 use crate::commands::decide::emulated;
 use crate::{files, interrupt, output};
@@ -79,8 +80,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "ENGINE", default_value = "auto")]
     engine: EngineName,
     /// Arithmetic of the emulator [default: fp16]
-    #[arg(long, value_name = "PROFILE")]
-    profile: Option<ProfileName>,
+    #[arg(long, value_name = "PROFILE", value_parser = crate::args::profile)]
+    profile: Option<Profile>,
     /// Threads of the models, 1 to 512 [default: all the system offers]
     #[arg(long, short = 't', value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=512), allow_negative_numbers = true)]
     threads: Option<usize>,
@@ -94,7 +95,7 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
         jev_strict: args.jev_strict,
         tournament: args.tournament_group.map(|group_size| Tournament { group_size }),
     };
-    let profile = emulated::chosen(args.engine, args.profile, args.bf16)?;
+    let profile = emulated::chosen(args.engine, args.profile.as_ref(), args.bf16)?;
     let open = options.key.is_none() && !args.host.is_loopback();
     // Before models are loaded, which may take a while.
     let listener = TcpListener::bind((args.host, args.port)).with_context(|| {
@@ -105,7 +106,7 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     })?;
     let address = listener.local_addr().context("cannot read the address that is listened on")?;
     let threads = args.threads.unwrap_or_else(crate::machine::threads);
-    let models = models::open(args, LayaOptions { threads, reduced: args.bf16 }, profile, shell)?;
+    let models = models::open(args, LayaOptions { threads, reduced: args.bf16 }, profile.as_ref(), shell)?;
     let names: Vec<String> = models.routes().models().iter().map(|(name, _)| name.clone()).collect();
     let app = App::new(models, options)?;
     let runtime = (tokio::runtime::Builder::new_multi_thread().worker_threads(CLIENT_THREADS))

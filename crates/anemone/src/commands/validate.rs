@@ -16,7 +16,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::builder::RangedU64ValueParser;
 use serde_json::json;
 
-use crate::args::{DECISION_MODEL_HELP, EngineName, ModelArgs, ProfileName};
+use crate::args::{DECISION_MODEL_HELP, EngineName, ModelArgs};
 use crate::cli::Shell;
 use crate::commands::decide::input::Asked;
 use crate::commands::{convert, decide};
@@ -78,8 +78,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "ENGINE", default_value = "auto")]
     engine: EngineName,
     /// Arithmetic of the emulator [default: fp16]
-    #[arg(long, value_name = "PROFILE")]
-    profile: Option<ProfileName>,
+    #[arg(long, value_name = "PROFILE", value_parser = crate::args::profile)]
+    profile: Option<Profile>,
     /// Threads, 1 to 512 [default: all the system offers]
     #[arg(long, short = 't', value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=512), allow_negative_numbers = true)]
     threads: Option<usize>,
@@ -145,8 +145,8 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
         );
         (cases, args.max_len, Some(checkpoint(args, &source, exact, shell)?))
     };
-    let profile = if args.profile == Some(ProfileName::F32) { Profile::F32 } else { Profile::Fp16 };
-    let mut subject = decide::emulated::open(bundle, profile, threads)?;
+    let profile = args.profile.clone().unwrap_or_default();
+    let mut subject = decide::emulated::open(bundle, profile.clone(), threads)?;
     if args.pack {
         subject.pack()?;
     }
@@ -156,9 +156,9 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     let validation = comparison.run(&cases, &mut subject, live.as_mut(), shell)?;
     let rows = cases.iter().map(|case| case.questions.len()).sum();
     if args.json {
-        output::json(&report(args, rows, profile, &source.name, &validation))?;
+        output::json(&report(args, rows, &profile, &source.name, &validation))?;
     } else {
-        output::data(&table(args, path, rows, profile, &validation))?;
+        output::data(&table(args, path, rows, &profile, &validation))?;
     }
     Ok(if validation.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -307,7 +307,7 @@ impl Comparison<'_> {
     }
 }
 
-fn report(args: &Args, rows: usize, profile: Profile, source: &str, v: &Validation) -> serde_json::Value {
+fn report(args: &Args, rows: usize, profile: &Profile, source: &str, v: &Validation) -> serde_json::Value {
     let rules: serde_json::Map<String, serde_json::Value> =
         Rule::ALL.into_iter().map(|rule| (rule.name().to_owned(), v.keeps(rule).into())).collect();
     let lines: Vec<&str> = v.failures.iter().map(|failure| failure.line.as_str()).collect();
@@ -333,7 +333,7 @@ fn report(args: &Args, rows: usize, profile: Profile, source: &str, v: &Validati
     })
 }
 
-fn table(args: &Args, bundle: &Path, rows: usize, profile: Profile, v: &Validation) -> String {
+fn table(args: &Args, bundle: &Path, rows: usize, profile: &Profile, v: &Validation) -> String {
     let mut out = String::new();
     let _ = writeln!(out, "bundle         {}", bundle.display());
     let packed = if args.pack { ", questions sharing rows" } else { "" };

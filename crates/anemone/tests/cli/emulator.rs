@@ -146,7 +146,13 @@ fn what_a_bundle_or_an_engine_cannot_do_is_said_with_the_remedy() {
     over(&["--engine", "emulator", "--layout", "packed"]).fails(1, &["--layout", "--engine cpu"]);
     over(&["--engine", "emulator", "--chunk", "8"]).fails(1, &["--chunk", "leave it out"]);
     over(&["--engine", "coreml"]).fails(1, &["--engine coreml", "--engine emulator"]);
-    over(&["--engine", "emulator", "--profile", "f64"]).fails(2, &["--profile", "fp16, f32"]);
+    over(&["--engine", "emulator", "--profile", "f64"])
+        .fails(2, &["--profile", "`f64` is none of f32, fp16, m1, m4"]);
+    over(&["--engine", "emulator", "--profile", "m4,-drop"])
+        .fails(2, &["--profile", "`drop` is no effect", "product-drop"]);
+    over(&["--engine", "emulator", "--profile", "no/such.toml"]).fails(2, &["--profile", "no/such.toml: "]);
+    over(&["--engine", "emulator", "--profile", "m4", "--exact"])
+        .fails(1, &["--exact", "--profile for m4", "leave one"]);
     over(&["--model", "x"]).fails(2, &["--bundle", "--model"]);
     let assets = assets();
     let assets = assets.to_str().unwrap();

@@ -61,6 +61,37 @@ fn a_sound_bundle_passes_in_every_pass() {
     assert_eq!(native["passes"][0]["name"], "all");
 }
 
+#[test]
+fn chips_are_profiles_and_their_effects_can_be_switched() {
+    let (dir, path) = bundle(&["--prefill", "16"]);
+    let cosine = |profile: &str| {
+        let report =
+            verify(&path, &["--profile", profile, "-p", "Once upon a time", "-n", "2", "--json"]).json();
+        assert_eq!(
+            (&report["passed"], report["arithmetic"].as_str()),
+            (&true.into(), Some(profile)),
+            "{report}"
+        );
+        report["cosine"].as_f64().unwrap()
+    };
+    let [fp16, m4, m1] = ["fp16", "m4", "m1"].map(cosine);
+    assert!(
+        m4 < fp16 && m1 < m4,
+        "small products cost most where they are dropped earliest: {fp16} {m4} {m1}"
+    );
+    assert!(cosine("m1,-small-products") > m1);
+    // A file that says what fp16 does is fp16, to the bit.
+    let file = dir.path().join("mine.toml");
+    let text = "name = \"mine\"\nabout = \"mine\"\n[fp16-rounding]\nties = \"even\"\nsource = \"a test\"\n";
+    std::fs::write(&file, text).unwrap();
+    let mine =
+        verify(&path, &["--profile", file.to_str().unwrap(), "-p", "Once upon a time", "-n", "2", "--json"]);
+    assert_eq!(mine.json()["cosine"].as_f64().unwrap(), fp16);
+    std::fs::write(&file, text.replace("even", "odd")).unwrap();
+    let wrong = verify(&path, &["--profile", file.to_str().unwrap()]);
+    wrong.fails(2, &["--profile", "mine.toml", "line 4", "unknown variant `odd`"]);
+}
+
 /// Recordings whose best tokens are all others.
 fn shifted(dir: &Path) -> String {
     let mut golden = read_json(&data("stories-lfm2/goldens.json"));

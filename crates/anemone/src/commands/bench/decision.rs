@@ -19,7 +19,7 @@ use clap::builder::RangedU64ValueParser;
 use serde_json::json;
 
 use super::Args;
-use crate::args::{LayoutName, ModelArgs, ProfileName};
+use crate::args::{LayoutName, ModelArgs};
 use crate::cli::Shell;
 use crate::commands::decide::input;
 use crate::{demo, machine, model, output};
@@ -166,14 +166,10 @@ fn open(args: &Args, shell: &Shell) -> Result<Subject> {
         let path = model::decision_path(&place, shell)?.filter(|path| DecisionBundle::is_at(path)).context(
             "--engine emulator runs bundles, and this is none; make one with anemone convert and name it with --bundle",
         )?;
-        let profile = if args.engine.exact || args.engine.profile == Some(ProfileName::F32) {
-            Profile::F32
-        } else {
-            Profile::Fp16
-        };
+        let profile = args.engine.profile();
         let bundle = DecisionBundle::open(&path).with_context(|| path.display().to_string())?;
         let (name, spent) = (bundle.manifest().source.name.clone(), Shared::default());
-        let executor = Timed(Emulator::new(profile, threads), Arc::clone(&spent));
+        let executor = Timed(Emulator::new(profile.clone(), threads), Arc::clone(&spent));
         let decider =
             Decider::open(bundle, Box::new(executor)).with_context(|| path.display().to_string())?;
         Subject { decider, name, emulated: Some((profile, spent)), threads }

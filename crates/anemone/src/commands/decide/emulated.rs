@@ -8,7 +8,7 @@ use anemone_emulator::{Emulator, Profile};
 use anyhow::{Context, Result, bail, ensure};
 
 use super::Args;
-use crate::args::{EngineName, ProfileName};
+use crate::args::EngineName;
 
 /// The emulator's arithmetic when it is to run the model; errors for options of another engine.
 pub(super) fn profile(args: &Args) -> Result<Option<Profile>> {
@@ -16,13 +16,13 @@ pub(super) fn profile(args: &Args) -> Result<Option<Profile>> {
         !args.exact || args.engine != EngineName::Emulator,
         "--exact is of the native engine; use --profile f32 with the emulator, or --engine cpu"
     );
-    chosen(args.engine, args.profile, args.bf16)
+    chosen(args.engine, args.profile.as_ref(), args.bf16)
 }
 
 /// [`profile`] of any command's options.
 pub(in crate::commands) fn chosen(
     engine: EngineName,
-    profile: Option<ProfileName>,
+    profile: Option<&Profile>,
     bf16: bool,
 ) -> Result<Option<Profile>> {
     match engine {
@@ -36,7 +36,7 @@ pub(in crate::commands) fn chosen(
         EngineName::Coreml => bail!("--engine coreml is not in this version; use --engine cpu or emulator"),
         EngineName::Emulator => {
             ensure!(!bf16, "--bf16 is of the native engine; leave it out, or use --engine cpu");
-            Ok(Some(if profile == Some(ProfileName::F32) { Profile::F32 } else { Profile::Fp16 }))
+            Ok(Some(profile.cloned().unwrap_or_default()))
         }
     }
 }

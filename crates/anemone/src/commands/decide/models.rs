@@ -70,7 +70,7 @@ impl Models {
         let load = move |name: &str, repo: &str| {
             let path = paths.iter().find(|(known, _)| known == name).map(|(_, path)| path.as_path());
             let path = path.unwrap_or(std::path::Path::new(repo));
-            let mut decider = match (DecisionBundle::is_at(path), profile) {
+            let mut decider = match (DecisionBundle::is_at(path), profile.clone()) {
                 (true, Some(profile)) => {
                     let emulator = Emulator::new(profile, options.threads);
                     Decider::open(DecisionBundle::open(path)?, Box::new(emulator))

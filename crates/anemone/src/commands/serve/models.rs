@@ -24,7 +24,7 @@ enum Source {
 pub(super) fn open(
     args: &Args,
     options: LayaOptions,
-    profile: Option<Profile>,
+    profile: Option<&Profile>,
     shell: &Shell,
 ) -> Result<Router<Decider>> {
     let mut routes = Routes::empty();
@@ -47,7 +47,7 @@ pub(super) fn open(
             ModelArgs { model: place.as_ref().map(PathBuf::from), offline: args.offline, revision: None };
         let canonical = routes.find(&name)?.0.clone();
         let source = match profile {
-            Some(profile) => Source::Emulated(emulated::bundle(source.model.as_deref())?, profile),
+            Some(profile) => Source::Emulated(emulated::bundle(source.model.as_deref())?, profile.clone()),
             None => Source::Native(model::open_decision(&source, shell)?),
         };
         sources.insert(canonical, source);
@@ -66,7 +66,7 @@ pub(super) fn open(
         match source {
             Source::Native(checkpoint) => Decider::load(checkpoint, options),
             Source::Emulated(bundle, profile) => {
-                Decider::open(bundle.clone(), Box::new(Emulator::new(*profile, options.threads)))
+                Decider::open(bundle.clone(), Box::new(Emulator::new(profile.clone(), options.threads)))
             }
         }
     };
