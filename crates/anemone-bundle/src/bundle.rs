@@ -20,7 +20,16 @@ impl Bundle {
     }
 
     /// Reads the manifest and checks that every file it names is there, in the bundle and of the size it says; reads none.
+    ///
+    /// A candidate that its gate has not passed is refused.
     pub fn open(dir: &Path) -> Result<Self, Error> {
+        let bundle = Self::open_candidate(dir)?;
+        bundle.parts().check_gate(bundle.manifest.compression.as_ref())?;
+        Ok(bundle)
+    }
+
+    /// [`Bundle::open`] of a candidate too, to judge it or to look at it.
+    pub fn open_candidate(dir: &Path) -> Result<Self, Error> {
         let manifest: Manifest = read_manifest(dir, FORMAT, FORMAT_VERSION)?;
         let bundle = Self { dir: dir.to_path_buf(), manifest };
         bundle.parts().check_files()?;

@@ -7,6 +7,7 @@ use anemone_checkpoint::DecisionCheckpoint;
 use anemone_tensor::Bytes;
 use serde::{Deserialize, Serialize};
 
+use crate::compression::Compression;
 use crate::manifest::{HostTensor, PackageEntry, Piece, Source};
 use crate::parts::{Parts, format_of, read_manifest};
 use crate::{BundleWeights, Error};
@@ -37,6 +38,9 @@ pub struct DecisionManifest {
     pub source: Source,
     /// Choices of the conversion.
     pub options: DecisionOptions,
+    /// How its weights were compressed; absent when they are fp16.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compression: Option<Compression>,
     /// The functions of the package, shortest first.
     pub functions: Vec<LayaFunctions>,
     /// The one package.
@@ -76,8 +80,15 @@ impl DecisionBundle {
     }
 
     /// Reads the manifest and checks that every file it names is there, in the bundle and of the size it says, and that its
-    /// functions are one for each length; reads none of the files.
+    /// functions are one for each length; reads none of the files. A candidate that its gate has not passed is refused.
     pub fn open(dir: &Path) -> Result<Self, Error> {
+        let bundle = Self::open_candidate(dir)?;
+        bundle.parts().check_gate(bundle.manifest.compression.as_ref())?;
+        Ok(bundle)
+    }
+
+    /// [`DecisionBundle::open`] of a candidate too, to judge it or to look at it.
+    pub fn open_candidate(dir: &Path) -> Result<Self, Error> {
         let manifest: DecisionManifest = read_manifest(dir, DECISION_FORMAT, DECISION_FORMAT_VERSION)?;
         let bundle = Self { dir: dir.to_path_buf(), manifest };
         bundle.parts().check_files()?;

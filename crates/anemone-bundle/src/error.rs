@@ -80,6 +80,30 @@ pub enum Error {
         /// Found.
         found: String,
     },
+    /// A weight cannot be compressed as asked, or was not written as it was made.
+    #[error("`{tensor}`: {problem}")]
+    Compression {
+        /// Name of the checkpoint tensor.
+        tensor: String,
+        /// What is wrong, and the remedy.
+        problem: String,
+    },
+    /// The bundle is a candidate that its gate has not passed.
+    #[error("{} is a rejected candidate ({verdict}) and not for use; use the bundle it was made from, or palettize that with more bits or smaller groups", path.display())]
+    Rejected {
+        /// The directory.
+        path: PathBuf,
+        /// What was found and what was asked for.
+        verdict: String,
+    },
+    /// The weights are compressed already.
+    #[error("{} holds weights of precision {precision}; compress the fp16 bundle it was made from, or convert the checkpoint with --precision", path.display())]
+    Compressed {
+        /// The directory.
+        path: PathBuf,
+        /// As `--precision` spells it.
+        precision: String,
+    },
     /// A package cannot be written or read.
     #[error(transparent)]
     Mil(#[from] anemone_mil::Error),

@@ -4,9 +4,13 @@
 //! interrupted conversion leaves nothing that loads. A [`Bundle`] reads it back; [`BundleWeights`] gives the checkpoint's own
 //! tensors from the packages' weight files, for the native engine. A [`DecisionBundle`] is the same for a decision model.
 //!
+//! Weights may be compressed on the way ([`Compressor`]): codes and tables, or integers and scales, which the packages expand.
+//!
 //! The crate does not know how a bundle runs.
 
 mod bundle;
+mod compress;
+mod compression;
 mod decision;
 mod error;
 mod hash;
@@ -16,6 +20,8 @@ mod weights;
 mod writer;
 
 pub use bundle::Bundle;
+pub use compress::{Choose, Compressor, Encode, Encoded, Encoding, Site};
+pub use compression::{Compression, Gate, PieceEncoding, SourceBundle, TensorSummary};
 pub use decision::{
     DECISION_FILES, DECISION_FORMAT, DECISION_FORMAT_VERSION, DecisionBundle, DecisionManifest,
     DecisionOptions,
@@ -26,4 +32,4 @@ pub use manifest::{
     FORMAT, FORMAT_VERSION, FunctionEntry, HostTensor, Manifest, PackageEntry, Piece, Port, Role, Source,
 };
 pub use weights::BundleWeights;
-pub use writer::{Writer, WrittenPackage, WrittenTensor};
+pub use writer::{Writer, WrittenPackage, WrittenTensor, judge};

@@ -3,6 +3,8 @@ use std::collections::BTreeMap;
 use anemone_ane::{Options, Plan, WeightRecord};
 use serde::{Deserialize, Serialize};
 
+use crate::compression::{Compression, PieceEncoding};
+
 /// `format` of a manifest.
 pub const FORMAT: &str = "anemone-bundle";
 /// `format_version` written and read here.
@@ -21,6 +23,9 @@ pub struct Manifest {
     pub source: Source,
     /// Choices of the conversion, arithmetic rules included.
     pub options: Options,
+    /// How its weights were compressed; absent when they are fp16.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compression: Option<Compression>,
     /// How the stack was cut.
     pub plan: Plan,
     /// Packages, chunks first, then head slices.
@@ -114,10 +119,13 @@ pub struct HostTensor {
 pub struct Piece {
     /// Directory name of the package.
     pub package: String,
-    /// Offset of its record.
+    /// Offset of its record; that of its codes where they are compressed.
     pub offset: u64,
-    /// Element type as MIL writes it.
+    /// Element type as MIL writes it, as stored.
     pub dtype: String,
+    /// How it is compressed; absent when it is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encoding: Option<PieceEncoding>,
     /// Which part, in which shape, at which scale.
     #[serde(flatten)]
     pub record: WeightRecord,

@@ -7,6 +7,7 @@ use std::path::{Component, Path, PathBuf};
 use anemone_tensor::{Bytes, DType, Shape, Tensor};
 use serde::de::DeserializeOwned;
 
+use crate::compression::Compression;
 use crate::decision::DECISION_FORMAT;
 use crate::manifest::{FORMAT, HostTensor, PackageEntry, Piece};
 use crate::{Error, content_hash, file_hash, package_hash};
@@ -112,6 +113,21 @@ impl Parts<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Errors for a candidate that its gate has not passed.
+    pub(crate) fn check_gate(&self, compression: Option<&Compression>) -> Result<(), Error> {
+        let Some(gate) = compression.and_then(|c| c.gate.as_ref()).filter(|gate| !gate.passed) else {
+            return Ok(());
+        };
+        let verdict = match gate.measured {
+            Some(measured) => {
+                let more = gate.failures.first().map_or_else(String::new, |f| format!("; {f}"));
+                format!("{} {measured} where {} was asked for{more}", gate.rule, gate.bar)
+            }
+            None => format!("its gate, {} {}, did not come to an end", gate.rule, gate.bar),
+        };
+        Err(Error::Rejected { path: self.dir.to_path_buf(), verdict })
     }
 
     fn check_name(&self, key: &str, name: &str) -> Result<(), Error> {

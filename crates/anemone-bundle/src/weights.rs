@@ -9,14 +9,17 @@ use anemone_mil::{BlobReader, DataType};
 use anemone_tensor::{Bytes, DType, Shape, Tensor};
 use half::f16;
 
+use crate::compress::{Form, Packed};
+use crate::compression::PieceEncoding;
 use crate::manifest::Piece;
 use crate::parts::Parts;
 use crate::{Bundle, DecisionBundle, Error};
 
 /// The checkpoint's tensors, read back from a bundle's packages as fp16.
 ///
-/// A tensor stored whole and unscaled is shared with the mapped file; one that was cut or scaled is put together again, which
-/// is exact and costs its size in memory.
+/// A tensor stored whole and unscaled is shared with the mapped file; one that was cut, scaled or compressed is put together
+/// again, which is exact (compressed weights are what their codes stand for) and costs its size in memory. A tensor that is the
+/// host's too, as tied embeddings are, is the host's fp16.
 pub struct BundleWeights {
     dir: PathBuf,
     stored: BTreeMap<String, Stored>,
@@ -39,8 +42,26 @@ struct Part {
     rows: Range<usize>,
     columns: Range<usize>,
     log2_scale: u32,
+    numbers: Numbers,
+}
+
+enum Numbers {
     /// fp16, one for each element.
-    bytes: Bytes,
+    Plain(Bytes),
+    Coded(Packed<Bytes>),
+}
+
+impl Numbers {
+    /// fp16 bytes; a text of what does not fit.
+    fn bytes(&self) -> Result<Bytes, String> {
+        match self {
+            Self::Plain(bytes) => Ok(bytes.clone()),
+            Self::Coded(packed) => {
+                let values = packed.expand()?;
+                Ok(values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>().into())
+            }
+        }
+    }
 }
 
 impl BundleWeights {
@@ -95,8 +116,10 @@ fn place(
             Unfit::Entry(problem) => bundle.wrong(&format!("{key}[{i}]"), problem),
             Unfit::File(error) => error,
         })?;
-        if part.log2_scale == 0 && part.bytes.len() == 2 * count {
-            return Ok(Place::Whole(part.bytes));
+        if let (0, Numbers::Plain(bytes)) = (part.log2_scale, &part.numbers)
+            && bytes.len() == 2 * count
+        {
+            return Ok(Place::Whole(bytes.clone()));
         }
         parts.push(part);
     }
@@ -134,9 +157,6 @@ fn part(bundle: &Parts<'_>, blobs: &BTreeMap<&str, BlobReader>, piece: &Piece) -
     let blob = blobs
         .get(piece.package.as_str())
         .ok_or_else(|| entry(format!("is in package `{}`, which is not among `packages`", piece.package)))?;
-    if piece.dtype != DataType::Float16.name() {
-        return Err(entry(format!("has dtype `{}`, expected `fp16`", piece.dtype)));
-    }
     if record.log2_scale > 24 {
         return Err(entry(format!("has log2_scale {}, at most 24 is possible", record.log2_scale)));
     }
@@ -149,23 +169,81 @@ fn part(bundle: &Parts<'_>, blobs: &BTreeMap<&str, BlobReader>, piece: &Piece) -
             record.shape
         ))
     })?;
-    let bytes = blob.get(piece.offset, DataType::Float16, n);
-    let bytes = bytes.map_err(|e| Unfit::File(e.in_file(&bundle.weight_file(&piece.package)).into()))?;
+    let numbers = match &piece.encoding {
+        None if piece.dtype == DataType::Float16.name() => {
+            let bytes = blob.get(piece.offset, DataType::Float16, n);
+            Numbers::Plain(
+                bytes.map_err(|e| Unfit::File(e.in_file(&bundle.weight_file(&piece.package)).into()))?,
+            )
+        }
+        None => return Err(entry(format!("has dtype `{}`, expected `fp16`", piece.dtype))),
+        Some(encoding) => Numbers::Coded(coded(bundle, blob, piece, encoding, n)?),
+    };
     Ok(Part {
         rows: record.rows.clone(),
         columns: record.columns.clone(),
         log2_scale: record.log2_scale,
-        bytes,
+        numbers,
     })
 }
 
+/// The stored bytes of a compressed piece of `n` elements.
+fn coded(
+    bundle: &Parts<'_>,
+    blob: &BlobReader,
+    piece: &Piece,
+    encoding: &PieceEncoding,
+    n: usize,
+) -> Result<Packed<Bytes>, Unfit> {
+    let entry = Unfit::Entry;
+    let rows = piece.record.rows.len();
+    let (offset, few, form, elements, entries) = match encoding {
+        PieceEncoding::Table { offset, entries: few, bits, groups, vector } => {
+            let (bits, groups, vector) = (*bits, *groups, *vector);
+            let entries = groups
+                .checked_mul(vector)
+                .filter(|n| *n > 0 && bits <= 8)
+                .and_then(|n| n.checked_mul(1 << bits));
+            let entries = entries.ok_or_else(|| entry("has tables that are impossible".into()))?;
+            (offset, few, Form::Table { bits, groups, vector }, n / vector, entries)
+        }
+        PieceEncoding::Scaled { offset, scales, bits } => {
+            (offset, scales, Form::Scaled { bits: *bits }, n, rows)
+        }
+    };
+    let bits = match form {
+        Form::Table { bits, .. } | Form::Scaled { bits } => usize::from(bits),
+    };
+    let dtype = DataType::from_name(&piece.dtype)
+        .ok_or_else(|| entry(format!("has dtype `{}`, which is none of codes", piece.dtype)))?;
+    // Codes before version 9 are packed into bytes.
+    let count = match dtype {
+        DataType::Uint8 => elements.saturating_mul(bits).div_ceil(8),
+        _ => elements,
+    };
+    let get = |offset, dtype, count| {
+        let bytes = blob.get(offset, dtype, count);
+        bytes.map_err(|e| Unfit::File(e.in_file(&bundle.weight_file(&piece.package)).into()))
+    };
+    let codes = get(piece.offset, dtype, count)?;
+    let table = match offset {
+        Some(offset) => get(*offset, DataType::Float16, entries)?,
+        None if few.len() == entries => {
+            few.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect::<Vec<u8>>().into()
+        }
+        None => return Err(entry(format!("has {} numbers in its tables, expected {entries}", few.len()))),
+    };
+    Ok(Packed { codes, table, form, rows, columns: n / rows })
+}
+
 /// Puts a tensor of rows of `width` elements together.
-fn join(width: usize, parts: &[Part], count: usize) -> Vec<u8> {
+fn join(width: usize, parts: &[Part], count: usize) -> Result<Vec<u8>, String> {
     let mut out = vec![0u8; count * 2];
     for part in parts {
+        let bytes = part.numbers.bytes()?;
         let (n, scale) = (part.columns.len(), f32::powi(2.0, -(part.log2_scale as i32)));
         let rows = out.chunks_exact_mut(2 * width).skip(part.rows.start);
-        for (row, line) in rows.zip(part.bytes.chunks_exact(2 * n)) {
+        for (row, line) in rows.zip(bytes.chunks_exact(2 * n)) {
             let target = &mut row[2 * part.columns.start..2 * part.columns.end];
             if part.log2_scale == 0 {
                 target.copy_from_slice(line);
@@ -177,7 +255,7 @@ fn join(width: usize, parts: &[Part], count: usize) -> Vec<u8> {
             }
         }
     }
-    out
+    Ok(out)
 }
 
 impl Weights for BundleWeights {
@@ -195,7 +273,7 @@ impl Weights for BundleWeights {
         let bytes = match &stored.place {
             Place::Host(tensor) => return Ok(tensor.clone()),
             Place::Whole(bytes) => bytes.clone(),
-            Place::Parts(width, parts) => join(*width, parts, stored.shape.numel()).into(),
+            Place::Parts(width, parts) => join(*width, parts, stored.shape.numel()).map_err(error)?.into(),
         };
         Tensor::new(DType::F16, stored.shape.clone(), bytes).map_err(|e| error(e.to_string()))
     }

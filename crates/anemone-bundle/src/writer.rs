@@ -4,18 +4,21 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anemone_ane::{LayaFunctions, Options, Plan, WeightRecord, beyond_fp16};
-use anemone_mil::{Program, Type, write_package};
+use anemone_mil::{Program, Report, Type, WeightId, write_package};
+use anemone_palettize::Scheme;
 use anemone_tensor::{Bytes, DType, Tensor, append_fp16};
 use serde::Serialize;
 use xxhash_rust::xxh3::Xxh3;
 
+use crate::compress::{Compressor, Encoding, Place, Table, check, rewrite};
+use crate::compression::{Compression, Gate, PieceEncoding, TensorSummary};
 use crate::decision::{DECISION_FORMAT, DECISION_FORMAT_VERSION, DecisionManifest, DecisionOptions};
 use crate::hash::digits;
 use crate::manifest::{
     FORMAT, FORMAT_VERSION, FunctionEntry, HostTensor, Manifest, PackageEntry, Piece, Port, Role, Source,
 };
 use crate::parts::format_of;
-use crate::{Error, content_hash, package_hash};
+use crate::{Error, content_hash, file_hash, package_hash};
 
 /// The file whose lock says that a conversion is running.
 const LOCK: &str = ".lock";
@@ -32,6 +35,7 @@ pub struct Writer {
     host: BTreeMap<String, HostTensor>,
     weights: BTreeMap<String, Vec<Piece>>,
     files: BTreeMap<String, String>,
+    compression: Option<Compression>,
 }
 
 /// A package in the unfinished bundle's directory.
@@ -40,6 +44,7 @@ pub struct Writer {
 pub struct WrittenPackage {
     entry: PackageEntry,
     weights: Vec<Piece>,
+    compressed: Vec<TensorSummary>,
 }
 
 /// A host tensor in the unfinished bundle's directory.
@@ -68,7 +73,22 @@ impl Writer {
             host: BTreeMap::new(),
             weights: BTreeMap::new(),
             files: BTreeMap::new(),
+            compression: None,
         })
+    }
+
+    /// Starts a candidate for `out`, which is built as `NAME.rejected` beside it and must be [judged](judge) to become the
+    /// bundle; a candidate that was rejected before makes room.
+    pub fn candidate(out: &Path, force: bool) -> Result<Self, Error> {
+        check_place(out, force)?;
+        let place = rejected_place(out);
+        let again = place.exists() && gate_of(&place).is_some_and(|gate| !gate.passed);
+        Self::create(&place, again)
+    }
+
+    /// Says that the packages' weights are compressed, and how; `tensors` is filled in at the end.
+    pub fn compressed(&mut self, compression: Compression) {
+        self.compression = Some(compression);
     }
 
     /// Writes a package; `records` say where each of the program's weights comes from, if from the
@@ -86,33 +106,77 @@ impl Writer {
         let weights = program.weights.iter().zip(records).zip(&report.offsets);
         let weights = weights.filter_map(|((weight, record), offset)| {
             let dtype = weight.ty.dtype.to_string();
-            Some(Piece { package: file.into(), offset: *offset, dtype, record: record.into()? })
+            Some(Piece {
+                package: file.into(),
+                offset: *offset,
+                dtype,
+                encoding: None,
+                record: record.into()?,
+            })
         });
         let weights = weights.collect();
-        let port = |f: &anemone_mil::Function, id: &anemone_mil::VarId| {
-            let var = f.var(*id);
-            let ty: &Type = &var.ty;
-            Port {
-                name: var.name.clone(),
-                dtype: ty.tensor().dtype.to_string(),
-                shape: ty.tensor().shape.clone(),
-            }
-        };
-        let functions = program.functions.values().map(|f| {
-            let is_state = |id: &&anemone_mil::VarId| matches!(f.var(**id).ty, Type::State(_));
-            let inputs = f.inputs.iter().filter(|id| !is_state(id)).map(|id| port(f, id)).collect();
-            let outputs = f.outputs.iter().map(|id| port(f, id)).collect();
-            let states = f.inputs.iter().filter(is_state).map(|id| port(f, id)).collect();
-            (f.name.clone(), FunctionEntry { inputs, outputs, states })
-        });
-        let entry = PackageEntry {
-            file: file.into(),
-            role,
-            functions: functions.collect(),
-            weight_bytes: report.weight_bytes,
-            hash: package_hash(&path)?,
-        };
-        Ok(WrittenPackage { entry, weights })
+        let entry = entry(file, role, program, &report, &path)?;
+        Ok(WrittenPackage { entry, weights, compressed: Vec::new() })
+    }
+
+    /// [`Writer::package`] with the weights that `compressor` chooses compressed; a weight may stand for several records.
+    ///
+    /// The package is read back, and every compressed weight decoded and compared, before this returns.
+    pub fn compressed_package(
+        &self,
+        file: &str,
+        role: Role,
+        program: &Program,
+        records: &[Vec<WeightRecord>],
+        compressor: &Compressor,
+    ) -> Result<WrittenPackage, Error> {
+        let path = self.building.join(file);
+        let rewritten = rewrite(program, records, compressor)?;
+        let report = write_package(&rewritten.program, &path)?;
+        check(&path, &rewritten)?;
+        let (mut weights, mut compressed) = (Vec::new(), Vec::new());
+        let offset = |id: WeightId| report.offsets[id.0];
+        let stored = &rewritten.program.weights;
+        for (place, records) in rewritten.places.iter().zip(records) {
+            let (id, encoding) = match place {
+                Place::Dense(id) => (*id, None),
+                Place::Coded { codes, table, group_rows, slot } => {
+                    let (offset, entries) = match table {
+                        Table::Stored(id) => (Some(offset(*id)), Vec::new()),
+                        Table::Immediate(_, entries) => (None, entries.clone()),
+                    };
+                    let encoding = match slot.encoding {
+                        Encoding::Palette(Scheme { bits, vector, .. }) => {
+                            let groups = slot.site.rows() / group_rows;
+                            PieceEncoding::Table { offset, entries, bits, groups, vector }
+                        }
+                        Encoding::Affine(bits) => PieceEncoding::Scaled { offset, scales: entries, bits },
+                    };
+                    if let Some(outcome) = slot.outcome() {
+                        compressed.push(TensorSummary {
+                            tensor: slot.site.tensor().to_owned(),
+                            package: file.into(),
+                            shape: slot.site.shape.clone(),
+                            bits: slot.encoding.bits(),
+                            group: *group_rows,
+                            bytes: outcome.bytes,
+                            rel_rmse: outcome.distortion.rel_rmse(),
+                            max_abs: outcome.distortion.max_abs,
+                        });
+                    }
+                    (*codes, Some(encoding))
+                }
+            };
+            weights.extend(records.iter().map(|record| Piece {
+                package: file.into(),
+                offset: offset(id),
+                dtype: stored[id.0].ty.dtype.to_string(),
+                encoding: encoding.clone(),
+                record: record.clone(),
+            }));
+        }
+        let entry = entry(file, role, &rewritten.program, &report, &path)?;
+        Ok(WrittenPackage { entry, weights, compressed })
     }
 
     /// Makes a package part of the bundle, after those added before.
@@ -121,6 +185,29 @@ impl Writer {
             self.weights.entry(piece.record.tensor.clone()).or_default().push(piece);
         }
         self.packages.push(package.entry);
+        if let Some(compression) = &mut self.compression {
+            compression.tensors.extend(package.compressed);
+        }
+    }
+
+    /// Copies the small files and host tensors of another bundle in `dir`.
+    pub fn keep(
+        &mut self,
+        dir: &Path,
+        files: &BTreeMap<String, String>,
+        host: &BTreeMap<String, HostTensor>,
+    ) -> Result<(), Error> {
+        for (name, hash) in files {
+            let (from, to) = (dir.join(name), self.building.join(name));
+            fs::copy(&from, &to).map_err(|e| io(&from, e))?;
+            let found = file_hash(&to)?;
+            if found != *hash {
+                return Err(Error::Hash { path: from, expected: hash.clone(), found });
+            }
+            self.files.insert(name.clone(), found);
+        }
+        self.host.extend(host.iter().map(|(name, entry)| (name.clone(), entry.clone())));
+        Ok(())
     }
 
     /// Writes the checkpoint's tensor `of`, which the host reads itself, as fp16; it belongs to the bundle once it is
@@ -180,6 +267,7 @@ impl Writer {
             written_by: written_by.into(),
             source,
             options: options.clone(),
+            compression: self.compression.take(),
             plan: plan.clone(),
             packages: std::mem::take(&mut self.packages),
             host: std::mem::take(&mut self.host),
@@ -206,6 +294,7 @@ impl Writer {
             written_by: written_by.into(),
             source,
             options,
+            compression: self.compression.take(),
             functions,
             packages: std::mem::take(&mut self.packages),
             host: std::mem::take(&mut self.host),
@@ -225,18 +314,7 @@ impl Writer {
         check_place(&self.out, self.force)?;
         let lock = self.building.join(LOCK);
         fs::remove_file(&lock).map_err(|e| io(&lock, e))?;
-        let old = beside(&self.out, "replaced");
-        if self.out.exists() {
-            // The old bundle is out of the way for a moment only, and whole until the new one is there.
-            let _ = fs::remove_dir_all(&old);
-            fs::rename(&self.out, &old).map_err(|e| io(&self.out, e))?;
-        }
-        if let Err(error) = fs::rename(&self.building, &self.out) {
-            let _ = fs::rename(&old, &self.out);
-            return Err(io(&self.out, error));
-        }
-        let _ = fs::remove_dir_all(&old);
-        Ok(())
+        move_to(&self.building, &self.out)
     }
 }
 
@@ -245,6 +323,89 @@ impl Drop for Writer {
         // After `finish` the directory has moved and there is nothing here; after a failure it goes.
         let _ = fs::remove_dir_all(&self.building);
     }
+}
+
+/// What a manifest says of a written package.
+fn entry(
+    file: &str,
+    role: Role,
+    program: &Program,
+    report: &Report,
+    path: &Path,
+) -> Result<PackageEntry, Error> {
+    let port = |f: &anemone_mil::Function, id: &anemone_mil::VarId| {
+        let var = f.var(*id);
+        let ty: &Type = &var.ty;
+        Port {
+            name: var.name.clone(),
+            dtype: ty.tensor().dtype.to_string(),
+            shape: ty.tensor().shape.clone(),
+        }
+    };
+    let functions = program.functions.values().map(|f| {
+        let is_state = |id: &&anemone_mil::VarId| matches!(f.var(**id).ty, Type::State(_));
+        let inputs = f.inputs.iter().filter(|id| !is_state(id)).map(|id| port(f, id)).collect();
+        let outputs = f.outputs.iter().map(|id| port(f, id)).collect();
+        let states = f.inputs.iter().filter(is_state).map(|id| port(f, id)).collect();
+        (f.name.clone(), FunctionEntry { inputs, outputs, states })
+    });
+    Ok(PackageEntry {
+        file: file.into(),
+        role,
+        functions: functions.collect(),
+        weight_bytes: report.weight_bytes,
+        hash: package_hash(path)?,
+    })
+}
+
+/// Where a candidate for `out` lies until it is judged, and stays when it is rejected.
+fn rejected_place(out: &Path) -> PathBuf {
+    let mut name = out.file_name().unwrap_or_default().to_os_string();
+    name.push(".rejected");
+    out.with_file_name(name)
+}
+
+/// The gate that a bundle's manifest tells of.
+fn gate_of(dir: &Path) -> Option<Gate> {
+    let manifest = fs::read(dir.join("manifest.json")).ok()?;
+    let value: serde_json::Value = serde_json::from_slice(&manifest).ok()?;
+    serde_json::from_value(value.get("compression")?.get("gate")?.clone()).ok()
+}
+
+/// Writes a gate's verdict into the manifest of the finished candidate for `out` and, where it passed, puts it in its place.
+/// Returns where it lies.
+pub fn judge(out: &Path, force: bool, gate: &Gate) -> Result<PathBuf, Error> {
+    let candidate = rejected_place(out);
+    let path = candidate.join("manifest.json");
+    let text = fs::read(&path).map_err(|e| io(&path, e))?;
+    let mut manifest: serde_json::Value = serde_json::from_slice(&text).map_err(|e| io(&path, e.into()))?;
+    manifest["compression"]["gate"] = serde_json::to_value(gate).map_err(|e| io(&path, e.into()))?;
+    let text = serde_json::to_string_pretty(&manifest).map_err(|e| io(&path, e.into()))?;
+    let beside = candidate.join(".manifest.json");
+    fs::write(&beside, text + "\n").map_err(|e| io(&beside, e))?;
+    fs::rename(&beside, &path).map_err(|e| io(&path, e))?;
+    if !gate.passed {
+        return Ok(candidate);
+    }
+    check_place(out, force)?;
+    move_to(&candidate, out)?;
+    Ok(out.to_path_buf())
+}
+
+/// Renames a complete bundle to its place; one that is there is replaced.
+fn move_to(from: &Path, out: &Path) -> Result<(), Error> {
+    let old = beside(out, "replaced");
+    if out.exists() {
+        // The old bundle is out of the way for a moment only, and whole until the new one is there.
+        let _ = fs::remove_dir_all(&old);
+        fs::rename(out, &old).map_err(|e| io(out, e))?;
+    }
+    if let Err(error) = fs::rename(from, out) {
+        let _ = fs::rename(&old, out);
+        return Err(io(out, error));
+    }
+    let _ = fs::remove_dir_all(&old);
+    Ok(())
 }
 
 /// `DIR/.NAME.what` for `DIR/NAME`.

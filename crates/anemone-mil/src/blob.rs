@@ -42,14 +42,15 @@ fn code(dtype: DataType) -> Option<u32> {
 /// Packs codes of `bits` bits (1 to 8) into bytes, least significant bit first.
 pub fn pack_bits(codes: &[u8], bits: usize) -> Vec<u8> {
     assert!((1..=8).contains(&bits), "1 to 8 bits");
-    let mut out = vec![0u8; (codes.len() * bits).div_ceil(8)];
-    for (i, &code) in codes.iter().enumerate() {
-        let at = i * bits;
-        let spread = (u16::from(code) & ((1 << bits) - 1)) << (at % 8);
-        out[at / 8] |= spread as u8;
-        if at % 8 + bits > 8 {
-            out[at / 8 + 1] |= (spread >> 8) as u8;
-        }
+    if bits == 8 {
+        return codes.to_vec();
+    }
+    let mask = (1u64 << bits) - 1;
+    let mut out = Vec::with_capacity((codes.len() * bits).div_ceil(8));
+    // Eight codes fill as many bytes as a code has bits.
+    for eight in codes.chunks(8) {
+        let word = eight.iter().rev().fold(0u64, |word, code| word << bits | u64::from(*code) & mask);
+        out.extend_from_slice(&word.to_le_bytes()[..(eight.len() * bits).div_ceil(8)]);
     }
     out
 }
@@ -57,15 +58,20 @@ pub fn pack_bits(codes: &[u8], bits: usize) -> Vec<u8> {
 /// The inverse of [`pack_bits`] for `count` codes; `None` when the bytes are too few.
 pub fn unpack_bits(bytes: &[u8], bits: usize, count: usize) -> Option<Vec<u8>> {
     assert!((1..=8).contains(&bits), "1 to 8 bits");
-    if bytes.len() < count.checked_mul(bits)?.div_ceil(8) {
-        return None;
+    let bytes = bytes.get(..count.checked_mul(bits)?.div_ceil(8))?;
+    if bits == 8 {
+        return Some(bytes.to_vec());
     }
-    let code = |i: usize| {
-        let at = i * bits;
-        let high = bytes.get(at / 8 + 1).copied().unwrap_or(0);
-        ((u16::from_le_bytes([bytes[at / 8], high]) >> (at % 8)) & ((1 << bits) - 1)) as u8
-    };
-    Some((0..count).map(code).collect())
+    let mask = (1u64 << bits) - 1;
+    let mut out = Vec::with_capacity(count.next_multiple_of(8));
+    for some in bytes.chunks(bits) {
+        let mut word = [0; 8];
+        word[..some.len()].copy_from_slice(some);
+        let word = u64::from_le_bytes(word);
+        out.extend((0..8).map(|i| (word >> (i * bits) & mask) as u8));
+    }
+    out.truncate(count);
+    Some(out)
 }
 
 /// Writes a weight file record by record; content already written is not written again.

@@ -24,7 +24,7 @@ pub use blob::{BlobReader, BlobWriter, pack_bits, unpack_bits};
 pub use builder::{FunctionBuilder, identifier};
 pub use error::{Error, remedy};
 pub use executor::{Array, Executable, Executor, ExecutorError, Signature, States};
-pub use package::{Report, check_model, read_package, write_package};
+pub use package::{Report, check_model, read_package, read_package_with_offsets, write_package};
 pub use print::print_program;
 pub use program::{Arg, Function, Op, Program, Var, VarId};
 pub use types::{DataType, TensorType, Type};

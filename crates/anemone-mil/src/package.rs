@@ -127,6 +127,11 @@ fn uuid(parts: &[&[u8]]) -> String {
 
 /// Reads a package, of this project or of coremltools; weights are mapped.
 pub fn read_package(path: &Path) -> Result<Program, Error> {
+    Ok(read_package_with_offsets(path)?.0)
+}
+
+/// [`read_package`], and the offset of each weight's record in the order of [`Program::weights`].
+pub fn read_package_with_offsets(path: &Path) -> Result<(Program, Vec<u64>), Error> {
     let package = Files::of(path)?;
     let bytes = map(&package.model)?;
     let model =

@@ -31,6 +31,11 @@ impl DataType {
         matches!(self, Self::Float16 | Self::Float32 | Self::Float64 | Self::Bfloat16)
     }
 
+    /// The type of a name that [`DataType::name`] gives.
+    pub fn from_name(name: &str) -> Option<Self> {
+        (0..64).filter_map(|code| Self::try_from(code).ok()).find(|dtype| dtype.name() == name)
+    }
+
     /// The name MIL text uses.
     pub fn name(self) -> &'static str {
         match self {

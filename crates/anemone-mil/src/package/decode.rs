@@ -13,7 +13,12 @@ use crate::{
     Weight, WeightId, WeightSource, ops,
 };
 
-pub(super) fn program(model: model::Model, blob: Option<&BlobReader>, path: &Path) -> Result<Program, Error> {
+/// The program, and the offset of each of its weights.
+pub(super) fn program(
+    model: model::Model,
+    blob: Option<&BlobReader>,
+    path: &Path,
+) -> Result<(Program, Vec<u64>), Error> {
     let problem = |problem: String| Error::Package { path: path.into(), problem };
     let spec_version = model.specification_version;
     if !(6..=10).contains(&spec_version) {
@@ -27,7 +32,7 @@ pub(super) fn program(model: model::Model, blob: Option<&BlobReader>, path: &Pat
         "" => "main".to_string(),
         name => name.to_string(),
     };
-    let mut reader = Reader { blob, weights: Vec::new(), known: HashMap::new() };
+    let mut reader = Reader { blob, weights: Vec::new(), offsets: Vec::new(), known: HashMap::new() };
     let mut functions = BTreeMap::new();
     for (name, f) in &program.functions {
         functions.insert(name.clone(), reader.function(name, f, spec_version)?);
@@ -36,12 +41,14 @@ pub(super) fn program(model: model::Model, blob: Option<&BlobReader>, path: &Pat
         return Err(problem(format!("has no function `{default_function}`, its default")));
     }
     let metadata = description.metadata.map(|m| m.user_defined).unwrap_or_default();
-    Ok(Program { spec_version, functions, default_function, weights: reader.weights, metadata })
+    let Reader { weights, offsets, .. } = reader;
+    Ok((Program { spec_version, functions, default_function, weights, metadata }, offsets))
 }
 
 struct Reader<'a> {
     blob: Option<&'a BlobReader>,
     weights: Vec<Weight>,
+    offsets: Vec<u64>,
     /// Weights by record, so that functions share them.
     known: HashMap<(u64, i32), WeightId>,
 }
@@ -184,6 +191,7 @@ impl Reader<'_> {
                 let id = WeightId(self.weights.len());
                 let name = at.strip_suffix(".val").unwrap_or(at).to_string();
                 self.weights.push(Weight { name, ty: ty.clone(), source: WeightSource::Bytes(bytes) });
+                self.offsets.push(file.offset);
                 self.known.insert(key, id);
                 Ok(Value::Weight(ty, id))
             }
