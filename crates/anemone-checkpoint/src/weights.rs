@@ -1,6 +1,6 @@
 use std::fmt::Debug;
 
-use anemone_tensor::{DType, Shape, Tensor};
+use anemone_tensor::{DType, Palettized, Shape, Tensor};
 
 use crate::Error;
 
@@ -12,6 +12,13 @@ pub trait Weights: Send + Sync + Debug {
 
     /// The tensor, sharing the stored bytes. An absent name and an element type that is not carried are errors.
     fn tensor(&self, name: &str) -> Result<Tensor, Error>;
+
+    /// The matrix as indices into tables, where it is stored so; `None` where it is not.
+    ///
+    /// [`Weights::tensor`] gives the same elements, or those of another copy that is stored in full.
+    fn palettized(&self, _name: &str) -> Result<Option<Palettized>, Error> {
+        Ok(None)
+    }
 
     /// All names, sorted.
     fn names(&self) -> Vec<String>;

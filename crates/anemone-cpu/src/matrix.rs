@@ -1,50 +1,132 @@
 use std::sync::OnceLock;
 
-use anemone_kernels::{Compact, MatrixView};
-use anemone_tensor::{Arena, Bytes, Tensor};
+use anemone_checkpoint::{Weights, scan_non_finite};
+use anemone_kernels::{Compact, MatrixView, Woven};
+use anemone_models::WeightRef;
+use anemone_tensor::{Arena, Bytes, Palettized, Segment, Tensor};
+
+use crate::Error;
 
 /// A weight matrix where it is stored and, once moved, in large pages of our own. Products are the same from both.
 #[derive(Debug)]
 pub(crate) struct Matrix {
-    stored: Tensor,
+    stored: Stored,
     moved: OnceLock<Moved>,
+}
+
+#[derive(Debug)]
+enum Stored {
+    Tensor(Tensor),
+    Palettized(Palettized),
 }
 
 #[derive(Debug)]
 enum Moved {
     Copy(Tensor),
     Compact(Compact),
+    Woven(Woven),
 }
 
 impl Matrix {
     pub(crate) fn new(stored: Tensor) -> Self {
-        Self { stored, moved: OnceLock::new() }
+        Self { stored: Stored::Tensor(stored), moved: OnceLock::new() }
     }
 
-    /// The tensor as stored.
-    pub(crate) fn tensor(&self) -> &Tensor {
-        &self.stored
+    /// `None` when no product takes it.
+    pub(crate) fn palettized(stored: Palettized) -> Option<Self> {
+        MatrixView::palettized(&stored)?;
+        Some(Self { stored: Stored::Palettized(stored), moved: OnceLock::new() })
     }
 
-    pub(crate) fn stored(&self) -> &Bytes {
-        self.stored.bytes()
+    /// Reads a weight in the form products want it.
+    pub(crate) fn load(weight: &WeightRef, weights: &dyn Weights) -> Result<Self, Error> {
+        match weight.load_palettized(weights)?.and_then(Self::palettized) {
+            Some(matrix) => Ok(matrix),
+            None => Ok(Self::new(weight.load(weights)?)),
+        }
+    }
+
+    /// The tensor, unless the matrix is palettized.
+    pub(crate) fn tensor(&self) -> Option<&Tensor> {
+        match &self.stored {
+            Stored::Tensor(tensor) => Some(tensor),
+            Stored::Palettized(_) => None,
+        }
+    }
+
+    /// Output features.
+    pub(crate) fn rows(&self) -> usize {
+        match &self.stored {
+            Stored::Tensor(tensor) => tensor.shape()[0],
+            Stored::Palettized(matrix) => matrix.rows(),
+        }
+    }
+
+    /// What is stored: a tensor's bytes, or all indices.
+    fn runs(&self) -> Vec<&Bytes> {
+        match &self.stored {
+            Stored::Tensor(tensor) => vec![tensor.bytes()],
+            Stored::Palettized(matrix) => matrix.segments().map(Segment::indices).collect(),
+        }
+    }
+
+    /// Lengths of what moving it takes.
+    pub(crate) fn lengths(&self) -> Vec<usize> {
+        self.runs().iter().map(|run| run.len()).collect()
+    }
+
+    /// Bytes stored.
+    pub(crate) fn len(&self) -> usize {
+        self.lengths().iter().sum()
+    }
+
+    /// Whether it lies in mapped files.
+    pub(crate) fn is_mapped(&self) -> bool {
+        self.runs().iter().all(|run| run.is_mapped())
+    }
+
+    /// Brings its pages in.
+    pub(crate) fn touch(&self) {
+        for run in self.runs() {
+            run.touch();
+        }
+    }
+
+    /// Gives its pages back to the system, which reads them again when they are needed.
+    pub(crate) fn release(&self) {
+        for run in self.runs() {
+            run.release();
+        }
+    }
+
+    /// The first element, row by row, that is infinite or no number.
+    pub(crate) fn find_non_finite(&self) -> Option<usize> {
+        match &self.stored {
+            Stored::Tensor(tensor) => scan_non_finite(tensor),
+            Stored::Palettized(matrix) => matrix.find_non_finite(),
+        }
     }
 
     pub(crate) fn view(&self) -> MatrixView<'_> {
         let checked = |tensor| MatrixView::new(tensor).expect("a checked matrix of floats");
-        match self.moved.get() {
-            None => checked(&self.stored),
+        match (self.moved.get(), &self.stored) {
             // Small pages are read faster in several streams, large ones in one.
-            Some(Moved::Copy(copy)) => checked(copy).with_sequential(true),
-            Some(Moved::Compact(compact)) => checked(&self.stored).with_compact(compact),
+            (Some(Moved::Copy(copy)), _) => checked(copy).with_sequential(true),
+            (Some(Moved::Compact(compact)), Stored::Tensor(stored)) => checked(stored).with_compact(compact),
+            (Some(Moved::Woven(woven)), _) => MatrixView::woven(woven).expect("checked when it was made"),
+            (_, Stored::Tensor(stored)) => checked(stored),
+            (_, Stored::Palettized(matrix)) => {
+                MatrixView::palettized(matrix).expect("checked when it was made")
+            }
         }
     }
 
     /// Bytes a product reads.
     pub(crate) fn bytes_read(&self) -> usize {
-        match self.moved.get() {
-            Some(Moved::Compact(compact)) => compact.size(),
-            _ => self.stored().len(),
+        match (self.moved.get(), &self.stored) {
+            (Some(Moved::Compact(compact)), _) => compact.size(),
+            (_, Stored::Tensor(tensor)) => tensor.bytes().len(),
+            (_, Stored::Palettized(matrix)) => matrix.size(),
         }
     }
 
@@ -56,17 +138,25 @@ impl Matrix {
     ///
     /// `compact` allows 12 bits a weight, rounding to bf16 as the products that will read it do.
     pub(crate) fn move_to(&self, arena: &mut Arena, compact: bool) {
-        let plan = if compact { Compact::plan(&self.stored) } else { None };
-        let compact = plan.and_then(|plan| plan.encode(|len, fill| arena.push_with(len, fill)));
-        let moved = compact.map_or_else(|| self.copy_to(arena), Moved::Compact);
+        let moved = match &self.stored {
+            Stored::Palettized(matrix) => {
+                let woven = Woven::new(matrix, |len, fill| arena.push_with(len, fill));
+                Moved::Woven(woven.expect("the arena was reserved for this"))
+            }
+            Stored::Tensor(stored) => {
+                let plan = if compact { Compact::plan(stored) } else { None };
+                let compact = plan.and_then(|plan| plan.encode(|len, fill| arena.push_with(len, fill)));
+                compact.map_or_else(|| copy_to(arena, stored), Moved::Compact)
+            }
+        };
         // Whoever came first moved the same weights.
         let _ = self.moved.set(moved);
-        self.stored().release();
+        self.release();
     }
+}
 
-    fn copy_to(&self, arena: &mut Arena) -> Moved {
-        let bytes = arena.push(self.stored()).expect("the arena was reserved for this");
-        let copy = Tensor::new(self.stored.dtype(), self.stored.shape().clone(), bytes);
-        Moved::Copy(copy.expect("the copy has the same length"))
-    }
+fn copy_to(arena: &mut Arena, stored: &Tensor) -> Moved {
+    let bytes = arena.push(stored.bytes()).expect("the arena was reserved for this");
+    let copy = Tensor::new(stored.dtype(), stored.shape().clone(), bytes);
+    Moved::Copy(copy.expect("the copy has the same length"))
 }

@@ -11,7 +11,7 @@ use crate::{Error, Layout};
 #[derive(Debug)]
 pub struct Model {
     pub(crate) stack: Stack,
-    /// The embedding, where it is not the head.
+    /// The embedding, where it is not the head or the head is palettized.
     embedding: Option<Tensor>,
     pub(crate) blocks: Vec<Block>,
     pub(crate) final_norm: NormWeight,
@@ -108,6 +108,8 @@ pub(crate) struct MoeWeights {
 
 pub(crate) struct Loader<'a> {
     weights: &'a dyn Weights,
+    /// Whether matrices may stay indices into tables.
+    palettized: bool,
     pub(crate) ropes: Vec<RopeTable>,
 }
 
@@ -116,8 +118,9 @@ impl Model {
     pub fn load(stack: Stack, weights: &dyn Weights, layout: Layout) -> Result<Self, Error> {
         let mut loader = Loader::new(weights);
         let tied = stack.is_tied();
-        let head = Matrix::new(if tied { &stack.embedding } else { &stack.head }.load(weights)?);
-        let embedding = if tied { None } else { Some(stack.embedding.load(weights)?) };
+        let head = Matrix::load(if tied { &stack.embedding } else { &stack.head }, weights)?;
+        let shared = tied && head.tensor().is_some();
+        let embedding = if shared { None } else { Some(stack.embedding.load(weights)?) };
         let blocks = stack.blocks.iter().map(|b| loader.block(b)).collect::<Result<_, _>>()?;
         let final_norm = loader.norm(&stack.final_norm)?;
         let promotion = Promotion::new(layout);
@@ -126,7 +129,7 @@ impl Model {
 
     /// The embedding matrix, `[vocab_size, hidden]`.
     pub(crate) fn embedding(&self) -> &Tensor {
-        self.embedding.as_ref().unwrap_or_else(|| self.head.tensor())
+        self.embedding.as_ref().or_else(|| self.head.tensor()).expect("one of them is a tensor")
     }
 
     /// The description the model was loaded from.
@@ -137,10 +140,10 @@ impl Model {
     /// Brings the pages of mapped matrices in before a pass needs them, unless they would crowd the memory.
     pub fn touch(&self) {
         let matrices = self.matrices();
-        let bytes: u64 = matrices.iter().map(|m| m.stored().len() as u64).sum();
+        let bytes: u64 = matrices.iter().map(|m| m.len() as u64).sum();
         if crate::engine::available_mib().is_some_and(|free| bytes >> 20 < free) {
             for matrix in matrices {
-                matrix.tensor().bytes().touch();
+                matrix.touch();
             }
         }
     }
@@ -169,12 +172,12 @@ impl Model {
 
     /// The first matrix that holds NaN or infinity, as an error; the small tensors were checked at load.
     pub(crate) fn find_non_finite(&self) -> Option<Error> {
-        let bad = |name: &str, tensor: &Tensor| {
-            scan_non_finite(tensor).map(|index| Error::NonFiniteWeight { name: name.to_string(), index })
+        let bad = |name: &str, index: Option<usize>| {
+            index.map(|index| Error::NonFiniteWeight { name: name.to_string(), index })
         };
-        bad(&self.stack.embedding.name, self.embedding())
-            .or_else(|| self.linears().into_iter().find_map(|l| bad(&l.name, l.weight.tensor())))
-            .or_else(|| bad(&self.stack.head.name, self.head.tensor()))
+        bad(&self.stack.embedding.name, scan_non_finite(self.embedding()))
+            .or_else(|| self.linears().into_iter().find_map(|l| bad(&l.name, l.weight.find_non_finite())))
+            .or_else(|| bad(&self.stack.head.name, self.head.find_non_finite()))
     }
 
     /// Every linear map of the blocks, in the order a pass reads them.
@@ -206,7 +209,12 @@ impl Model {
 
 impl<'a> Loader<'a> {
     pub(crate) fn new(weights: &'a dyn Weights) -> Self {
-        Self { weights, ropes: Vec::new() }
+        Self { weights, palettized: true, ropes: Vec::new() }
+    }
+
+    /// A loader of tensors alone, for products that lay their weights out anew.
+    pub(crate) fn of_tensors(weights: &'a dyn Weights) -> Self {
+        Self { palettized: false, ..Self::new(weights) }
     }
 
     fn block(&mut self, block: &anemone_models::Block) -> Result<Block, Error> {
@@ -281,7 +289,11 @@ impl<'a> Loader<'a> {
     pub(crate) fn linear(&self, linear: &Linear) -> Result<LinearWeight, Error> {
         Ok(LinearWeight {
             name: linear.weight.name.clone(),
-            weight: Matrix::new(linear.weight.load(self.weights)?),
+            weight: if self.palettized {
+                Matrix::load(&linear.weight, self.weights)?
+            } else {
+                Matrix::new(linear.weight.load(self.weights)?)
+            },
             bias: linear.bias.as_ref().map(|b| self.values(b)).transpose()?,
         })
     }

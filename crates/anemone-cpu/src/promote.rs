@@ -67,14 +67,14 @@ impl Model {
     }
 
     fn matrix_bytes(&self) -> usize {
-        self.matrices().iter().map(|m| m.stored().len()).sum()
+        self.matrices().iter().map(|m| m.len()).sum()
     }
 
     /// Whether moving is worth it here: a large model in mapped files, large pages, and room.
     fn may_promote(&self) -> bool {
         let bytes = self.matrix_bytes();
         bytes >= SMALLEST
-            && self.matrices().iter().all(|m| m.stored().is_mapped())
+            && self.matrices().iter().all(|m| m.is_mapped())
             && has_large_pages()
             && crate::engine::available_mib().is_some_and(|free| (bytes >> 20) as u64 + MARGIN_MIB < free)
     }
@@ -92,7 +92,7 @@ impl Model {
                 *work = Work::Over;
                 return Ok(());
             }
-            let lengths: Vec<usize> = matrices.iter().map(|m| m.stored().len()).collect();
+            let lengths: Vec<usize> = matrices.iter().flat_map(|m| m.lengths()).collect();
             let arena = Arena::reserve(&lengths);
             *work = Work::Over;
             *work = Work::Moving { arena: arena.map_err(Error::Pack)?, next: 0 };
@@ -103,7 +103,7 @@ impl Model {
             && let Some(matrix) = matrices.get(*next)
         {
             matrix.move_to(arena, compact);
-            done += matrix.stored().len();
+            done += matrix.len();
             *next += 1;
         }
         if *next == matrices.len() {

@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 
 use anemone_checkpoint::Weights;
-use anemone_tensor::{Shape, Tensor};
+use anemone_tensor::{Palettized, Shape, Tensor};
 
 use crate::{Error, Stack};
 
@@ -55,6 +55,19 @@ impl WeightRef {
             flat.rows(first, first + self.shape[0])
         };
         slice().map_err(|source| Error::Tensor { name: self.name.clone(), source })
+    }
+
+    /// Reads a whole matrix as indices into tables, checked against its shape; `None` where it is not stored so.
+    pub fn load_palettized(&self, weights: &dyn Weights) -> Result<Option<Palettized>, Error> {
+        if self.part.is_some() {
+            return Ok(None);
+        }
+        let Some(matrix) = weights.palettized(&self.name)? else { return Ok(None) };
+        let found = Shape::from([matrix.rows(), matrix.cols()]);
+        if found != self.shape {
+            return Err(Error::Shape { name: self.name.clone(), expected: self.shape.clone(), found });
+        }
+        Ok(Some(matrix))
     }
 }
 

@@ -22,11 +22,11 @@ impl ActionWeights {
 
     /// Scores of the actions of `count` rows of `[first token | features]`.
     pub(super) fn logits(&self, context: &Context, inputs: &[f32], count: usize) -> Vec<f32> {
-        let mut inner = vec![0.0; count * self.dense.weight.tensor().shape()[0]];
+        let mut inner = vec![0.0; count * self.dense.weight.rows()];
         matmul(context, Input::F32(inputs), count, &mut [product(&self.dense, &mut inner)]);
         let mut activated = vec![0.0; inner.len()];
         activate(context, Activation::Gelu, &inner, Output::F32(&mut activated));
-        let mut logits = vec![0.0; count * self.out.weight.tensor().shape()[0]];
+        let mut logits = vec![0.0; count * self.out.weight.rows()];
         matmul(context, Input::F32(&activated), count, &mut [product(&self.out, &mut logits)]);
         logits
     }
@@ -42,7 +42,7 @@ pub struct ActionReadout {
 impl ActionReadout {
     /// Reads the head's weights.
     pub fn load(laya: &Laya, weights: &dyn Weights) -> Result<Self, Error> {
-        let weights = ActionWeights::load(&Loader::new(weights), &laya.action)?;
+        let weights = ActionWeights::load(&Loader::of_tensors(weights), &laya.action)?;
         Ok(Self { weights, context: Context::new(1) })
     }
 

@@ -84,7 +84,7 @@ impl LayerWeights {
 impl LayaModel {
     /// Resolves the weights of a checked model. Small tensors are widened; matrices stay as stored.
     pub fn load(laya: Laya, weights: &dyn Weights) -> Result<Self, Error> {
-        let mut loader = Loader::new(weights);
+        let mut loader = Loader::of_tensors(weights);
         let layers = laya.encoder.layers.iter().map(|l| layer(&mut loader, l)).collect::<Result<_, _>>()?;
         let head = laya.head.iter().map(|l| layer(&mut loader, l)).collect::<Result<_, _>>()?;
         Ok(Self {
@@ -128,7 +128,7 @@ impl LayaModel {
                 let plan = PanelPlan { order, paired };
                 let panels =
                     Panels::new(context, matrix.view(), plan, |len, fill| arena.push_with(len, fill));
-                matrix.stored().release();
+                matrix.release();
                 panels.expect("the arena was reserved for this")
             });
             LayerPanels { qkv, out, up, down }

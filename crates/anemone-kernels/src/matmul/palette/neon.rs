@@ -36,6 +36,8 @@ unsafe fn store(out: *mut MaybeUninit<u16>, low: uint8x16_t, high: uint8x16_t) {
     unsafe { vst2q_u8(out.cast(), uint8x16x2_t(low, high)) }
 }
 
+/// # Safety
+/// As [`expand`].
 unsafe fn nibbles(indices: &[u8], planes: &Planes, out: &mut [MaybeUninit<u16>]) -> usize {
     let whole = out.len() / 32;
     // SAFETY: 16 bytes and 32 elements are there for each step.
@@ -53,6 +55,8 @@ unsafe fn nibbles(indices: &[u8], planes: &Planes, out: &mut [MaybeUninit<u16>])
     whole * 32
 }
 
+/// # Safety
+/// As [`expand`].
 unsafe fn sixes(indices: &[u8], planes: &Planes, out: &mut [MaybeUninit<u16>]) -> usize {
     let whole = out.len() / 16;
     // SAFETY: 64 bytes of tables and 16 elements are there.
@@ -73,6 +77,8 @@ unsafe fn sixes(indices: &[u8], planes: &Planes, out: &mut [MaybeUninit<u16>]) -
     whole * 16
 }
 
+/// # Safety
+/// As [`expand`].
 unsafe fn bytes(indices: &[u8], planes: &Planes, out: &mut [MaybeUninit<u16>]) -> usize {
     let whole = out.len() / 16;
     // SAFETY: 256 bytes of tables and 16 elements are there.
