@@ -75,4 +75,20 @@ pub enum Error {
         /// The importance.
         value: f32,
     },
+    /// Errors are passed on from number to number.
+    #[error(
+        "vectors of {vector} cannot be rounded with feedback; use single numbers, or leave the feedback out"
+    )]
+    FeedbackVector {
+        /// Asked for.
+        vector: usize,
+    },
+    /// The moments of a map's input are not finite, or those of no input at all.
+    #[error(
+        "the moments of the input are damaged at column {column}; calibrate with other text, or leave it out"
+    )]
+    Moments {
+        /// The column.
+        column: usize,
+    },
 }

@@ -4,6 +4,7 @@
 //! tensor or for each group of output channels; [`affine`] by integers with a scale for each output channel. What a weight's
 //! error costs can differ from weight to weight ([`Importance`]). Tables of single numbers are optimal
 //! ([`Method::Exact`]), within a stated distance of it ([`Method::Fast`]) or evenly spaced; those of vectors come of k-means.
+//! [`palettize_with_feedback`] keeps a map's output near rather than its weights, by the moments of its input.
 //!
 //! Results do not depend on the number of threads. Nothing here reads or writes files or knows a model.
 
@@ -11,6 +12,8 @@ mod affine;
 mod cuts;
 mod distortion;
 mod error;
+mod factor;
+mod feedback;
 mod histogram;
 mod scalar;
 mod scheme;
@@ -20,6 +23,8 @@ mod vector;
 pub use affine::{Affine, affine, scaled};
 pub use distortion::{Distortion, distortion};
 pub use error::Error;
+pub use factor::Factor;
+pub use feedback::{Feedback, palettize_with_feedback};
 pub use histogram::{Counter, Histogram, Importance};
 pub use scalar::{Fitter, Table, nearest};
 pub use scheme::{Method, Scheme};
