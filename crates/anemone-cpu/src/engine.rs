@@ -4,7 +4,7 @@ use anemone_kernels::{Context, Level};
 
 use crate::forward::{self, Tap};
 use crate::model::{MixerWeights, Model};
-use crate::scratch::{Scratch, sized};
+use crate::scratch::{Observe, Scratch, sized};
 use crate::state::{Snapshot, State};
 use crate::{Arithmetic, Error, Layout, Options};
 
@@ -71,6 +71,14 @@ impl Engine {
 
     fn may_compact(&self) -> bool {
         may_compact(self.context.level(), &self.scratch)
+    }
+
+    /// Shows the input of every linear map to `observe` from now on, or stops doing so.
+    ///
+    /// It is given the names of the weights that meet an input, and `[tokens, features]` as products see it, map by map and pass by pass;
+    /// for the head only where logits were asked for.
+    pub fn observe(&mut self, observe: Option<Observe>) {
+        self.scratch.observer.0 = observe;
     }
 
     /// The model.

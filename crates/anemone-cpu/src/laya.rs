@@ -15,6 +15,7 @@ pub use weights::LayaModel;
 use crate::Error;
 use crate::engine::default_threads;
 use crate::laya::forward::Forward;
+use crate::scratch::Observe;
 
 /// Tokens computed together: enough to use each weight many times, few enough to stay near the cores.
 const CHUNK: usize = 1024;
@@ -134,6 +135,12 @@ impl LayaEngine {
     /// Whether products round their inputs to bf16.
     pub fn has_reduced_products(&self) -> bool {
         self.forward.is_reduced()
+    }
+
+    /// Shows the input of every linear map of encoder, head and scorer to `observe` from now on, or stops doing so; see
+    /// [`crate::Engine::observe`]. The last head layer goes on with the tokens that are read.
+    pub fn observe(&mut self, observe: Option<Observe>) {
+        self.forward.observer.0 = observe;
     }
 
     /// Scores of every row, in order. Rows may have any lengths; a row's result is the same in whatever company it comes.

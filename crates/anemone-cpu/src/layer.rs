@@ -1,7 +1,7 @@
 //! One block: mixer and feed-forward part, each added to the residual stream.
 
 use anemone_kernels::{
-    Context, Product, add_assign, apply_rope, attention, gate_conv, gate_heads, matmul, rms_norm,
+    Context, Input, Product, add_assign, apply_rope, attention, gate_conv, gate_heads, matmul, rms_norm,
     rms_norm_in_place, scratch_len, short_conv, silu_mul, write_cache,
 };
 
@@ -9,7 +9,7 @@ use crate::model::{
     AttentionWeights, Block, ConvWeights, FfnWeights, GatedWeights, LinearWeight, MixerWeights, NormWeight,
 };
 use crate::moe;
-use crate::scratch::{Activations, Scratch, sized};
+use crate::scratch::{Activations, Observer, Scratch, sized};
 use crate::state::{History, LayerState};
 
 /// Where a pass stands: `tokens` tokens from position `start`, `hidden` wide.
@@ -53,6 +53,20 @@ fn add_normed(context: &Context, norm: Option<&NormWeight>, s: &mut Scratch, n: 
     add_assign(context, &mut s.x[..n], &s.y[..n]);
 }
 
+/// Multiplies one input by several maps, each into its own output.
+pub(crate) fn multiply(
+    context: &Context,
+    observer: &mut Observer,
+    x: Input<'_>,
+    tokens: usize,
+    maps: Vec<(&LinearWeight, &mut [f32])>,
+) {
+    let names: Vec<&str> = maps.iter().map(|(map, _)| &*map.name).collect();
+    observer.show(&names, x);
+    let mut products: Vec<Product<'_>> = maps.into_iter().map(|(map, out)| product(map, out)).collect();
+    matmul(context, x, tokens, &mut products);
+}
+
 pub(crate) fn product<'a>(linear: &'a LinearWeight, out: &'a mut [f32]) -> Product<'a> {
     Product { weight: linear.weight.view(), bias: linear.bias.as_deref(), out }
 }
@@ -68,11 +82,11 @@ fn attend(
     let shape = w.shape;
     let (q_len, kv_len) = (tokens * shape.heads * shape.dim, tokens * shape.kv_heads * shape.dim);
     let (q, k, v) = (sized(&mut s.q, q_len), sized(&mut s.k, kv_len), sized(&mut s.v, kv_len));
-    let mut products = vec![product(&w.q, q), product(&w.k, k), product(&w.v, v)];
+    let mut maps = vec![(&w.q, q), (&w.k, k), (&w.v, v)];
     if let Some(gate) = &w.gate {
-        products.push(product(gate, sized(&mut s.gate, tokens * shape.heads)));
+        maps.push((gate, sized(&mut s.gate, tokens * shape.heads)));
     }
-    matmul(context, s.act.input(tokens * hidden), tokens, &mut products);
+    multiply(context, &mut s.observer, s.act.input(tokens * hidden), tokens, maps);
     for (norm, x) in [(&w.q_norm, &mut s.q[..q_len]), (&w.k_norm, &mut s.k[..kv_len])] {
         if let Some(norm) = norm {
             rms_norm_in_place(context, x, &norm.weight, norm.eps);
@@ -93,14 +107,14 @@ fn attend(
     }
     s.act.set(attended);
     let y = sized(&mut s.y, tokens * hidden);
-    matmul(context, s.act.input(q_len), tokens, &mut [product(&w.o, y)]);
+    multiply(context, &mut s.observer, s.act.input(q_len), tokens, vec![(&w.o, y)]);
 }
 
 fn convolve(context: &Context, w: &ConvWeights, history: &mut History, s: &mut Scratch, pass: Pass) {
     let Pass { start, tokens, hidden } = pass;
     let n = tokens * hidden;
     let bcx = sized(&mut s.bcx, 3 * n);
-    matmul(context, s.act.input(n), tokens, &mut [product(&w.in_proj, bcx)]);
+    multiply(context, &mut s.observer, s.act.input(n), tokens, vec![(&w.in_proj, bcx)]);
     let z = sized(&mut s.z, w.reach * hidden + n);
     let (window, own) = z.split_at_mut(w.reach * hidden);
     history.read(start, window);
@@ -108,15 +122,21 @@ fn convolve(context: &Context, w: &ConvWeights, history: &mut History, s: &mut S
     history.append(start, own);
     short_conv(context, z, bcx, &w.taps, w.bias.as_deref(), hidden, s.act.output(n));
     let y = sized(&mut s.y, n);
-    matmul(context, s.act.input(n), tokens, &mut [product(&w.out_proj, y)]);
+    multiply(context, &mut s.observer, s.act.input(n), tokens, vec![(&w.out_proj, y)]);
 }
 
 fn gated(context: &Context, w: &GatedWeights, s: &mut Scratch, pass: Pass) {
     let Pass { tokens, hidden, .. } = pass;
     let inner = tokens * w.width;
     let (gate, up) = (sized(&mut s.gate, inner), sized(&mut s.up, inner));
-    matmul(context, s.act.input(tokens * hidden), tokens, &mut [product(&w.gate, gate), product(&w.up, up)]);
+    multiply(
+        context,
+        &mut s.observer,
+        s.act.input(tokens * hidden),
+        tokens,
+        vec![(&w.gate, &mut *gate), (&w.up, &mut *up)],
+    );
     silu_mul(context, gate, up, s.act.output(inner));
     let y = sized(&mut s.y, tokens * hidden);
-    matmul(context, s.act.input(inner), tokens, &mut [product(&w.down, y)]);
+    multiply(context, &mut s.observer, s.act.input(inner), tokens, vec![(&w.down, y)]);
 }

@@ -26,4 +26,5 @@ pub use error::Error;
 pub use laya::{ActionReadout, LayaEngine, LayaModel, Options as LayaOptions, Parallel, Row, Scores};
 pub use model::Model;
 pub use options::{Arithmetic, Layout, Options};
+pub use scratch::Observe;
 pub use state::Snapshot;

@@ -46,7 +46,7 @@ pub(crate) struct NormWeight {
 
 #[derive(Debug)]
 pub(crate) struct LinearWeight {
-    name: String,
+    pub(crate) name: String,
     pub(crate) weight: Matrix,
     pub(crate) bias: Option<Vec<f32>>,
 }
@@ -130,6 +130,11 @@ impl Model {
     /// The embedding matrix, `[vocab_size, hidden]`.
     pub(crate) fn embedding(&self) -> &Tensor {
         self.embedding.as_ref().or_else(|| self.head.tensor()).expect("one of them is a tensor")
+    }
+
+    /// Name of the head's weight.
+    pub(crate) fn head_name(&self) -> &str {
+        if self.stack.is_tied() { &self.stack.embedding.name } else { &self.stack.head.name }
     }
 
     /// The description the model was loaded from.

@@ -1,8 +1,8 @@
 //! Mixture of experts: each token visits its few experts, in order of expert, whatever the size of the pass.
 
-use anemone_kernels::{Context, Input, Output, matmul, round_to_bf16, silu_mul};
+use anemone_kernels::{Context, Input, Output, round_to_bf16, silu_mul};
 
-use crate::layer::{Pass, product};
+use crate::layer::{Pass, multiply};
 use crate::model::MoeWeights;
 use crate::scratch::{Activations, Scratch, sized};
 
@@ -10,7 +10,8 @@ pub(crate) fn forward(context: &Context, w: &MoeWeights, s: &mut Scratch, pass: 
     let Pass { tokens, hidden, .. } = pass;
     let experts = w.experts.len();
     let mut scores = vec![0.0f32; tokens * experts];
-    matmul(context, s.act.input(tokens * hidden), tokens, &mut [product(&w.router, &mut scores)]);
+    let x = s.act.input(tokens * hidden);
+    multiply(context, &mut s.observer, x, tokens, vec![(&w.router, &mut scores)]);
     let mut chosen = vec![Vec::new(); experts];
     for (t, scores) in scores.chunks_exact(experts).enumerate() {
         for (e, weight) in choose(scores, w) {
@@ -27,15 +28,11 @@ pub(crate) fn forward(context: &Context, w: &MoeWeights, s: &mut Scratch, pass: 
         let (count, inner) = (uses.len(), uses.len() * expert.width);
         gather(s.act.input(tokens * hidden), uses, hidden, act.output(count * hidden));
         let (gate, up) = (sized(&mut s.gate, inner), sized(&mut s.up, inner));
-        matmul(
-            context,
-            act.input(count * hidden),
-            count,
-            &mut [product(&expert.gate, gate), product(&expert.up, up)],
-        );
+        let maps = vec![(&expert.gate, &mut *gate), (&expert.up, &mut *up)];
+        multiply(context, &mut s.observer, act.input(count * hidden), count, maps);
         silu_mul(context, gate, up, act.output(inner));
         let out = sized(&mut out, count * hidden);
-        matmul(context, act.input(inner), count, &mut [product(&expert.down, out)]);
+        multiply(context, &mut s.observer, act.input(inner), count, vec![(&expert.down, &mut *out)]);
         for ((t, weight), out) in uses.iter().zip(out.chunks_exact(hidden)) {
             for (y, o) in s.y[t * hidden..(t + 1) * hidden].iter_mut().zip(out) {
                 *y += weight * o;

@@ -21,6 +21,30 @@ pub(crate) struct Scratch {
     pub(crate) up: Vec<f32>,
     pub(crate) cos: Vec<Vec<f32>>,
     pub(crate) sin: Vec<Vec<f32>>,
+    pub(crate) observer: Observer,
+}
+
+/// What is shown the inputs of linear maps: the names of the weights that meet an input, and `[tokens, features]`.
+pub type Observe = Box<dyn FnMut(&[&str], &[f32]) + Send>;
+
+/// A place for an [`Observe`], empty as a rule.
+#[derive(Default)]
+pub(crate) struct Observer(pub(crate) Option<Observe>);
+
+impl Observer {
+    pub(crate) fn show(&mut self, names: &[&str], x: Input<'_>) {
+        let Some(observe) = &mut self.0 else { return };
+        match x {
+            Input::F32(x) => observe(names, x),
+            Input::Bf16(x) => observe(names, &x.iter().map(|v| v.to_f32()).collect::<Vec<_>>()),
+        }
+    }
+}
+
+impl std::fmt::Debug for Observer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Observer({})", self.0.is_some())
+    }
 }
 
 /// Activations in the type products want them: bf16 where those products are native and allowed, f32 elsewhere.

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed expectation is a failed test")]
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use anemone_checkpoint::{Entry, Error, Weights};
 use anemone_cpu::{Arithmetic, Engine, Layout, LogitsOf, Model, Options};
@@ -143,6 +143,41 @@ fn logits_are_those_of_the_expanded_model() {
             }
         }
     }
+}
+
+/// What is shown of an input is what the map's products see, so its product with the weights is what the engine goes on with.
+#[test]
+fn inputs_of_maps_are_shown() {
+    let weights = stored(8, 32);
+    let options = Options { arithmetic: Arithmetic::Exact, threads: 2, ..Options::default() };
+    let mut engine = Engine::new(load(&weights, Layout::Mapped), options).unwrap();
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let all = Arc::clone(&seen);
+    engine.observe(Some(Box::new(move |names: &[&str], x: &[f32]| {
+        let names: Vec<String> = names.iter().map(|n| (*n).to_string()).collect();
+        all.lock().unwrap().push((names, x.to_vec()));
+    })));
+    let logits = engine.feed(&[3, 5], LogitsOf::All).unwrap().to_vec();
+    engine.observe(None);
+    engine.feed(&[7], LogitsOf::Last).unwrap();
+    let seen = seen.lock().unwrap();
+    let mut names: Vec<&str> = seen.iter().flat_map(|(names, _)| names.iter().map(String::as_str)).collect();
+    let (head, x) = seen.last().unwrap();
+    assert_eq!(head[..], ["model.embed_tokens.weight"]);
+    let table = weights.tensors[&head[0]].to_f32().unwrap();
+    for (t, x) in x.chunks_exact(HIDDEN).enumerate() {
+        for (row, logit) in table.chunks_exact(HIDDEN).zip(&logits[t * VOCAB..]) {
+            let sum: f64 = row.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum();
+            // 128 products below 1 in f32.
+            assert!((sum - f64::from(*logit)).abs() < 1e-4);
+        }
+    }
+    names.sort_unstable();
+    let matrices: Vec<&str> = weights.matrices.keys().map(String::as_str).collect();
+    assert_eq!(names, matrices, "every matrix, once");
+    let shared = |name: &str| seen.iter().find(|(names, _)| names.iter().any(|n| n.contains(name))).unwrap();
+    assert_eq!(shared("q_proj").0.len(), 3, "one input for queries, keys and values");
+    assert_eq!(shared("w2").1.len(), 2 * 256);
 }
 
 /// Indices and tables are all that is read, and no matrix is kept in full.

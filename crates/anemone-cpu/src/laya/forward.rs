@@ -2,15 +2,15 @@
 
 use anemone_kernels::{
     Activation, Context, Input, Output, PackedProduct, Rotation, Sequence, Then, activate, encoder_attention,
-    encoder_scratch_len, layer_norm, matmul, matmul_packed, rope_table, widen_rows,
+    encoder_scratch_len, layer_norm, matmul_packed, rope_table, widen_rows,
 };
 use anemone_models::MlpActivation;
 
 use super::action::features;
 use super::weights::{LayaModel, LayerPanels, LayerWeights, NormWeights, Packed};
 use super::{Parallel, Row, Scores, Tap};
-use crate::layer::product;
-use crate::scratch::{Activations, gather, sized};
+use crate::layer::multiply;
+use crate::scratch::{Activations, Observer, gather, sized};
 
 /// Buffers of a pass, grown to the largest one seen.
 #[derive(Debug)]
@@ -29,6 +29,7 @@ pub(super) struct Forward {
     tables: Vec<(Vec<f32>, Vec<f32>)>,
     /// Those tables gathered for the tokens of the pass.
     turned: Vec<(Vec<f32>, Vec<f32>)>,
+    pub(super) observer: Observer,
 }
 
 /// Pairs of a row's tokens that may see each other, where the kernel cannot work them out.
@@ -61,6 +62,7 @@ impl Forward {
             scratch: Vec::new(),
             tables: Vec::new(),
             turned: Vec::new(),
+            observer: Observer::default(),
         }
     }
 
@@ -222,6 +224,7 @@ impl Forward {
             Some(norm) => norm_to(context, norm, &self.x[..n], &mut self.act),
             None => self.act.set(&self.x[..n]),
         }
+        self.observer.show(&[&layer.qkv.name], self.act.input(n));
         let qkv = sized(&mut self.qkv, 3 * n);
         let then = Then::Store(qkv);
         let product = PackedProduct { weight: &panels.qkv, bias: layer.qkv.bias.as_deref(), then };
@@ -248,6 +251,7 @@ impl Forward {
     /// Adds what was attended to the stream, through the layer's projection.
     fn leave(&mut self, context: &Context, layer: &LayerWeights, panels: &LayerPanels, tokens: usize) {
         let n = tokens * layer.shape.heads * layer.shape.dim;
+        self.observer.show(&[&layer.out.name], self.act.input(n));
         let then = Then::Add(&mut self.x[..n]);
         let product = PackedProduct { weight: &panels.out, bias: layer.out.bias.as_deref(), then };
         matmul_packed(context, self.act.input(n), tokens, product);
@@ -257,6 +261,7 @@ impl Forward {
     fn feed(&mut self, context: &Context, layer: &LayerWeights, panels: &LayerPanels, tokens: usize) {
         let n = tokens * layer.shape.heads * layer.shape.dim;
         norm_to(context, &layer.mlp_norm, &self.x[..n], &mut self.act);
+        self.observer.show(&[&layer.up.name], self.act.input(n));
         let inner = tokens * layer.width;
         let out = self.up.output(inner);
         let then = match layer.activation {
@@ -265,6 +270,7 @@ impl Forward {
         };
         let product = PackedProduct { weight: &panels.up, bias: layer.up.bias.as_deref(), then };
         matmul_packed(context, self.act.input(n), tokens, product);
+        self.observer.show(&[&layer.down.name], self.up.input(inner));
         let then = Then::Add(&mut self.x[..n]);
         let product = PackedProduct { weight: &panels.down, bias: layer.down.bias.as_deref(), then };
         matmul_packed(context, self.up.input(inner), tokens, product);
@@ -286,10 +292,22 @@ impl Forward {
         let out = Output::F32(&mut normed);
         layer_norm(context, &markers, &norm.weight, norm.bias.as_deref(), norm.eps, out);
         let inner = &mut markers;
-        matmul(context, Input::F32(&normed), count, &mut [product(&model.scorer_dense, inner)]);
+        multiply(
+            context,
+            &mut self.observer,
+            Input::F32(&normed),
+            count,
+            vec![(&model.scorer_dense, &mut *inner)],
+        );
         activate(context, Activation::Gelu, inner, Output::F32(&mut normed));
         let mut logits = vec![0.0; count];
-        matmul(context, Input::F32(&normed), count, &mut [product(&model.scorer_out, &mut logits)]);
+        multiply(
+            context,
+            &mut self.observer,
+            Input::F32(&normed),
+            count,
+            vec![(&model.scorer_out, &mut logits)],
+        );
         let mut rest = &logits[..];
         for row in rows {
             let (own, others) = rest.split_at(row.markers.len());
