@@ -75,7 +75,7 @@ impl Engine {
 
     /// Shows the input of every linear map to `observe` from now on, or stops doing so.
     ///
-    /// It is given the names of the weights that meet an input, and `[tokens, features]` as products see it, map by map and pass by pass;
+    /// It is given the names of the weights that meet an input, its tokens, and `[tokens, features]` as products see it, map by map and pass by pass;
     /// for the head only where logits were asked for.
     pub fn observe(&mut self, observe: Option<Observe>) {
         self.scratch.observer.0 = observe;

@@ -59,7 +59,7 @@ pub(crate) fn head(
     }
     rms_norm(context, x, &norm.weight, norm.eps, s.act.output(count * hidden));
     let weight = model.head.view();
-    s.observer.show(&[model.head_name()], s.act.input(count * hidden));
+    s.observer.show(&[model.head_name()], count, s.act.input(count * hidden));
     matmul(context, s.act.input(count * hidden), count, &mut [Product { weight, bias: None, out: logits }]);
 }
 

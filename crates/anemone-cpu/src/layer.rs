@@ -62,7 +62,7 @@ pub(crate) fn multiply(
     maps: Vec<(&LinearWeight, &mut [f32])>,
 ) {
     let names: Vec<&str> = maps.iter().map(|(map, _)| &*map.name).collect();
-    observer.show(&names, x);
+    observer.show(&names, tokens, x);
     let mut products: Vec<Product<'_>> = maps.into_iter().map(|(map, out)| product(map, out)).collect();
     matmul(context, x, tokens, &mut products);
 }

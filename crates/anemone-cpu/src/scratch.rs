@@ -24,19 +24,19 @@ pub(crate) struct Scratch {
     pub(crate) observer: Observer,
 }
 
-/// What is shown the inputs of linear maps: the names of the weights that meet an input, and `[tokens, features]`.
-pub type Observe = Box<dyn FnMut(&[&str], &[f32]) + Send>;
+/// What is shown the inputs of linear maps: the names of the weights that meet an input, its tokens, and `[tokens, features]`.
+pub type Observe = Box<dyn FnMut(&[&str], usize, &[f32]) + Send>;
 
 /// A place for an [`Observe`], empty as a rule.
 #[derive(Default)]
 pub(crate) struct Observer(pub(crate) Option<Observe>);
 
 impl Observer {
-    pub(crate) fn show(&mut self, names: &[&str], x: Input<'_>) {
+    pub(crate) fn show(&mut self, names: &[&str], tokens: usize, x: Input<'_>) {
         let Some(observe) = &mut self.0 else { return };
         match x {
-            Input::F32(x) => observe(names, x),
-            Input::Bf16(x) => observe(names, &x.iter().map(|v| v.to_f32()).collect::<Vec<_>>()),
+            Input::F32(x) => observe(names, tokens, x),
+            Input::Bf16(x) => observe(names, tokens, &x.iter().map(|v| v.to_f32()).collect::<Vec<_>>()),
         }
     }
 }

@@ -153,7 +153,8 @@ fn inputs_of_maps_are_shown() {
     let mut engine = Engine::new(load(&weights, Layout::Mapped), options).unwrap();
     let seen = Arc::new(Mutex::new(Vec::new()));
     let all = Arc::clone(&seen);
-    engine.observe(Some(Box::new(move |names: &[&str], x: &[f32]| {
+    engine.observe(Some(Box::new(move |names: &[&str], tokens: usize, x: &[f32]| {
+        assert_eq!(tokens, 2);
         let names: Vec<String> = names.iter().map(|n| (*n).to_string()).collect();
         all.lock().unwrap().push((names, x.to_vec()));
     })));

@@ -3,7 +3,7 @@ use super::Finding;
 /// The crates from the bottom up, and for each the ones above the floor it may know.
 ///
 /// The order alone would let too much through: a crate that must not know models is not given them.
-const MAY_USE: [(&str, &[&str]); 17] = [
+const MAY_USE: [(&str, &[&str]); 18] = [
     ("tensor", &[]),
     ("kernels", &["tensor"]),
     ("checkpoint", &["tensor"]),
@@ -15,6 +15,7 @@ const MAY_USE: [(&str, &[&str]); 17] = [
     ("emulator", &["tensor", "kernels", "mil", "bundle"]),
     ("coreml", &["tensor", "mil", "bundle"]),
     ("cpu", &["tensor", "kernels", "checkpoint", "models", "palettize", "bundle"]),
+    ("calibrate", &["tensor", "kernels", "checkpoint", "cpu", "palettize"]),
     ("session", &["tensor", "checkpoint", "models", "mil", "ane", "bundle", "cpu"]),
     ("verify", &["tensor", "checkpoint", "ane", "session"]),
     ("decide", &["tensor", "checkpoint", "models", "mil", "ane", "bundle", "cpu", "session"]),
@@ -34,6 +35,7 @@ const MAY_USE: [(&str, &[&str]); 17] = [
             "emulator",
             "coreml",
             "cpu",
+            "calibrate",
             "session",
             "verify",
             "decide",

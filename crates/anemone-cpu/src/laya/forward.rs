@@ -224,7 +224,7 @@ impl Forward {
             Some(norm) => norm_to(context, norm, &self.x[..n], &mut self.act),
             None => self.act.set(&self.x[..n]),
         }
-        self.observer.show(&[&layer.qkv.name], self.act.input(n));
+        self.observer.show(&[&layer.qkv.name], tokens, self.act.input(n));
         let qkv = sized(&mut self.qkv, 3 * n);
         let then = Then::Store(qkv);
         let product = PackedProduct { weight: &panels.qkv, bias: layer.qkv.bias.as_deref(), then };
@@ -251,7 +251,7 @@ impl Forward {
     /// Adds what was attended to the stream, through the layer's projection.
     fn leave(&mut self, context: &Context, layer: &LayerWeights, panels: &LayerPanels, tokens: usize) {
         let n = tokens * layer.shape.heads * layer.shape.dim;
-        self.observer.show(&[&layer.out.name], self.act.input(n));
+        self.observer.show(&[&layer.out.name], tokens, self.act.input(n));
         let then = Then::Add(&mut self.x[..n]);
         let product = PackedProduct { weight: &panels.out, bias: layer.out.bias.as_deref(), then };
         matmul_packed(context, self.act.input(n), tokens, product);
@@ -261,7 +261,7 @@ impl Forward {
     fn feed(&mut self, context: &Context, layer: &LayerWeights, panels: &LayerPanels, tokens: usize) {
         let n = tokens * layer.shape.heads * layer.shape.dim;
         norm_to(context, &layer.mlp_norm, &self.x[..n], &mut self.act);
-        self.observer.show(&[&layer.up.name], self.act.input(n));
+        self.observer.show(&[&layer.up.name], tokens, self.act.input(n));
         let inner = tokens * layer.width;
         let out = self.up.output(inner);
         let then = match layer.activation {
@@ -270,7 +270,7 @@ impl Forward {
         };
         let product = PackedProduct { weight: &panels.up, bias: layer.up.bias.as_deref(), then };
         matmul_packed(context, self.act.input(n), tokens, product);
-        self.observer.show(&[&layer.down.name], self.up.input(inner));
+        self.observer.show(&[&layer.down.name], tokens, self.up.input(inner));
         let then = Then::Add(&mut self.x[..n]);
         let product = PackedProduct { weight: &panels.down, bias: layer.down.bias.as_deref(), then };
         matmul_packed(context, self.up.input(inner), tokens, product);
