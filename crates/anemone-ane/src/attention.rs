@@ -74,6 +74,8 @@ pub(crate) fn attention(
 
     let mask = shared.mask(rows, a.window, group);
     let scale = 1.0 / (a.head_dim as f32).sqrt();
+    let by_rule = g.rules.scaled_pv.map_or(0, |log2| log2 as i32);
+    let log2 = g.table().scale(&format!("{m}.attended")).unwrap_or(by_rule);
     let mut outputs = Vec::new();
     for h in 0..a.kv_heads {
         let n = |what: &str| format!("{m}.{what}_{h}");
@@ -81,7 +83,13 @@ pub(crate) fn attention(
         let scores = g.times(&n("scaled"), scores, scale)?;
         let scores = g.add(&n("masked"), scores, mask)?;
         let p = g.op("softmax", &n("p"), &[("x", scores.into()), ("axis", Value::int(1).into())])?;
-        let o = g.einsum(&n("attended"), "bchk,bkhq->bchq", v[h], p)?;
+        let o = if log2 == 0 {
+            g.einsum(&n("attended"), "bchk,bkhq->bchq", v[h], p)?
+        } else {
+            let p = g.times(&n("p_scaled"), p, f32::powi(2.0, log2))?;
+            let o = g.einsum(&n("attended_scaled"), "bchk,bkhq->bchq", v[h], p)?;
+            g.times(&n("attended"), o, f32::powi(2.0, -log2))?
+        };
         outputs.extend(g.split(&n("out"), o, group, 3)?);
     }
     if let Some(gate) = &a.gate {

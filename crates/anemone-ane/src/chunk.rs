@@ -22,7 +22,7 @@ pub fn lower_chunk(
     chunk: &ChunkPlan,
     options: &Options,
 ) -> Result<(Program, Vec<WeightRecord>), Error> {
-    let mut table = Table::new(load);
+    let mut table = Table::new(load).scaled(options.scales.as_ref());
     let mut functions = BTreeMap::new();
     for pass in &options.passes {
         let function = function(stack, chunk, options, *pass, &mut table)?;

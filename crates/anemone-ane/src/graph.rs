@@ -218,7 +218,9 @@ impl<'a, 'w> Graph<'a, 'w> {
         let parts = limit.map_or(1, |limit| {
             (inner.div_ceil(limit)..=inner).find(|n| inner.is_multiple_of(*n)).unwrap_or(1)
         });
-        let log2 = self.rules.scale_wide.filter(|(above, _)| inner > *above).map_or(0, |(_, log2)| log2);
+        let by_rule =
+            self.rules.scale_wide.filter(|(above, _)| inner > *above).map_or(0, |(_, log2)| log2 as i32);
+        let log2 = self.table.scale(path).unwrap_or(by_rule);
         let width = inner / parts;
         let pieces = self.split(&format!("{path}.in"), x, parts, 1)?;
         let mut sum: Option<VarId> = None;
@@ -253,7 +255,7 @@ impl<'a, 'w> Graph<'a, 'w> {
             });
         }
         let sum = sum.expect("a linear map has at least one part");
-        if log2 == 0 { Ok(sum) } else { self.times(path, sum, f32::powi(2.0, -(log2 as i32))) }
+        if log2 == 0 { Ok(sum) } else { self.times(path, sum, f32::powi(2.0, -log2)) }
     }
 
     /// `x · rsqrt(mean(x²) + eps) · w` over channels.

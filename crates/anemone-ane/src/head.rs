@@ -18,7 +18,7 @@ pub fn lower_head(
     rows: Range<usize>,
     options: &Options,
 ) -> Result<(Program, Vec<WeightRecord>), Error> {
-    let mut table = Table::new(load);
+    let mut table = Table::new(load).scaled(options.scales.as_ref());
     let mut functions = BTreeMap::new();
     let verify = options.passes.iter().copied().filter(|p| matches!(p, Pass::Verify(_)));
     for pass in [Pass::Decode].into_iter().chain(verify) {

@@ -29,6 +29,6 @@ pub use laya::{
     LayaFunctions, LayaOptions, LayaPart, LocalAttention, OPTION_SLOTS, lower_laya, lower_laya_part,
     multiply_adds, rotary_tables, rotations,
 };
-pub use options::{CacheKind, MASKED, Options, Pass, Rules, Silu};
+pub use options::{CacheKind, MASKED, Options, Pass, Rules, Scales, Silu};
 pub use plan::{CachePlan, ChunkPlan, Plan, StatePlan, plan};
 pub use weights::{Load, WeightRecord, beyond_fp16};

@@ -1,3 +1,5 @@
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
@@ -68,8 +70,26 @@ pub struct Rules {
     pub split_head: Option<usize>,
     /// Contractions longer than `.0` use weights times 2^`.1` and undo it on the result.
     pub scale_wide: Option<(usize, u32)>,
+    /// Attention multiplies values by probabilities times 2^this and undoes it on the result: products of small probabilities
+    /// would be dropped.
+    #[serde(default)]
+    pub scaled_pv: Option<u32>,
     /// Form of the feed-forward gate and of the attention gate's sigmoid.
     pub silu: Silu,
+}
+
+/// Powers of two chosen for a model from a text, in place of `scale_wide` and `scaled_pv`; recorded in the manifest.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Scales {
+    /// By the MIL name of a linear map, or of attention's product with the values: weights, or probabilities, are multiplied
+    /// by 2^n and the result by 2^−n. Below 0 only where no bit of a weight is lost.
+    pub log2: BTreeMap<String, i32>,
+    /// SHA-256 of the text.
+    pub calibration_sha256: String,
+    /// Tokens of it that were run.
+    pub calibration_tokens: usize,
+    /// Profiles whose limits were kept.
+    pub profiles: Vec<String>,
 }
 
 impl Default for Rules {
@@ -78,6 +98,7 @@ impl Default for Rules {
             split_wide: Some(4096),
             split_head: Some(1024),
             scale_wide: Some((1024, 4)),
+            scaled_pv: Some(6),
             silu: Silu::Exact,
         }
     }
@@ -86,7 +107,7 @@ impl Default for Rules {
 impl Rules {
     /// Every rule switched off.
     pub fn none() -> Self {
-        Self { split_wide: None, split_head: None, scale_wide: None, silu: Silu::Fused }
+        Self { split_wide: None, split_head: None, scale_wide: None, scaled_pv: None, silu: Silu::Fused }
     }
 }
 
@@ -106,6 +127,9 @@ pub struct Options {
     pub spec_version: i32,
     /// Arithmetic rules.
     pub rules: Rules,
+    /// Scales chosen by calibration.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scales: Option<Scales>,
     /// Layers of a chunk; as many as the size limit allows when absent.
     pub layers_per_chunk: Option<usize>,
     /// Slices of the output head; by size when absent.
@@ -121,6 +145,7 @@ impl Default for Options {
             cache: CacheKind::Io,
             spec_version: 9,
             rules: Rules::default(),
+            scales: None,
             layers_per_chunk: None,
             head_slices: None,
         }

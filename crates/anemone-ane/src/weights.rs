@@ -1,18 +1,18 @@
 //! The weights of a program under construction: each checkpoint tensor, transformed as the lowering asks, once for all functions.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::error::Error as StdError;
 use std::io::Write;
 use std::ops::Range;
 use std::sync::Arc;
 
-use anemone_mil::{DataType, TensorType, Value, Weight, WeightId, WeightSource};
+use anemone_mil::{DataType, TensorType, Value, Weight, WeightId, WeightSource, identifier};
 use anemone_models::WeightRef;
 use anemone_tensor::{Bytes, Tensor, append_fp16};
 use half::f16;
 use serde::{Deserialize, Serialize};
 
-use crate::Error;
+use crate::{Error, Scales};
 
 /// Where a stored weight comes from; one row of a bundle's weight table.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -24,7 +24,7 @@ pub struct WeightRecord {
     /// Columns used.
     pub columns: Range<usize>,
     /// Power of two the numbers were multiplied by.
-    pub log2_scale: u32,
+    pub log2_scale: i32,
     /// Shape as stored.
     pub shape: Vec<usize>,
 }
@@ -37,6 +37,8 @@ pub(crate) struct Table<'a> {
     /// Type of the stored numbers.
     pub(crate) dtype: DataType,
     known: HashMap<String, WeightId>,
+    /// Scales chosen by calibration, by MIL name.
+    scales: BTreeMap<String, i32>,
     pub(crate) weights: Vec<Weight>,
     /// One for each weight; none for numbers that come from no checkpoint.
     pub(crate) records: Vec<Option<WeightRecord>>,
@@ -48,7 +50,19 @@ impl<'a> Table<'a> {
     }
 
     pub(crate) fn with_type(load: Load<'a>, dtype: DataType) -> Self {
-        Self { load, dtype, known: HashMap::new(), weights: Vec::new(), records: Vec::new() }
+        let (known, scales) = (HashMap::new(), BTreeMap::new());
+        Self { load, dtype, known, scales, weights: Vec::new(), records: Vec::new() }
+    }
+
+    /// Uses the scales chosen by calibration.
+    pub(crate) fn scaled(mut self, scales: Option<&Scales>) -> Self {
+        self.scales = scales.map(|s| s.log2.clone()).unwrap_or_default();
+        self
+    }
+
+    /// The scale chosen for a path.
+    pub(crate) fn scale(&self, path: &str) -> Option<i32> {
+        self.scales.get(&identifier(path)).copied()
     }
 
     /// A matrix's rows and columns as a `[rows, columns, 1, 1]` convolution weight, times 2^`log2`.
@@ -57,14 +71,14 @@ impl<'a> Table<'a> {
         weight: &WeightRef,
         rows: Range<usize>,
         columns: Range<usize>,
-        log2: u32,
+        log2: i32,
     ) -> Result<Value, Error> {
         let shape = vec![rows.len(), columns.len(), 1, 1];
         self.add(weight, rows, columns, log2, shape)
     }
 
     /// A vector as `[1, n, 1, 1]` (a factor of channels) or `[n]` (a bias), times 2^`log2`.
-    pub(crate) fn vector(&mut self, weight: &WeightRef, as_factor: bool, log2: u32) -> Result<Value, Error> {
+    pub(crate) fn vector(&mut self, weight: &WeightRef, as_factor: bool, log2: i32) -> Result<Value, Error> {
         let n = weight.shape.numel();
         let shape = if as_factor { vec![1, n, 1, 1] } else { vec![n] };
         self.add(weight, 0..1, 0..n, log2, shape)
@@ -104,7 +118,7 @@ impl<'a> Table<'a> {
         weight: &WeightRef,
         rows: Range<usize>,
         columns: Range<usize>,
-        log2: u32,
+        log2: i32,
         shape: Vec<usize>,
     ) -> Result<Value, Error> {
         let ty = TensorType::new(self.dtype, shape.clone());
@@ -146,13 +160,13 @@ fn stream(
     width: usize,
     rows: Range<usize>,
     columns: Range<usize>,
-    log2: u32,
+    log2: i32,
     name: &str,
     out: &mut dyn Write,
 ) -> Result<(), Box<dyn StdError + Send + Sync>> {
     const FLUSH: usize = 1 << 20;
     let size = tensor.dtype().size();
-    let scale = f32::powi(2.0, log2 as i32);
+    let scale = f32::powi(2.0, log2);
     let mut buffer: Vec<u8> = Vec::with_capacity(FLUSH + 2 * columns.len());
     let at = |row: usize| row * width + columns.start;
     let mut given_back = at(rows.start) * size;
@@ -180,10 +194,10 @@ fn stream_wide(
     width: usize,
     rows: Range<usize>,
     columns: Range<usize>,
-    log2: u32,
+    log2: i32,
     out: &mut dyn Write,
 ) -> Result<(), Box<dyn StdError + Send + Sync>> {
-    let (values, scale) = (tensor.to_f32()?, f32::powi(2.0, log2 as i32));
+    let (values, scale) = (tensor.to_f32()?, f32::powi(2.0, log2));
     for row in rows {
         let row = &values[row * width + columns.start..row * width + columns.end];
         let bytes: Vec<u8> = row.iter().flat_map(|v| (v * scale).to_le_bytes()).collect();
@@ -193,7 +207,7 @@ fn stream_wide(
 }
 
 /// Why an element of a checkpoint's tensor cannot be stored as fp16, and what to do; `value` is scaled by 2^`log2` already.
-pub fn beyond_fp16(name: &str, element: usize, value: f32, log2: u32) -> Box<dyn StdError + Send + Sync> {
+pub fn beyond_fp16(name: &str, element: usize, value: f32, log2: i32) -> Box<dyn StdError + Send + Sync> {
     let remedy = match log2 {
         _ if value.is_nan() => "is no number; the checkpoint is damaged: download or export it again".into(),
         0 => "is beyond fp16; run this model with the CPU engine".into(),

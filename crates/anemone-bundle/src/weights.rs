@@ -41,7 +41,7 @@ enum Place {
 struct Part {
     rows: Range<usize>,
     columns: Range<usize>,
-    log2_scale: u32,
+    log2_scale: i32,
     numbers: Numbers,
 }
 
@@ -157,7 +157,7 @@ fn part(bundle: &Parts<'_>, blobs: &BTreeMap<&str, BlobReader>, piece: &Piece) -
     let blob = blobs
         .get(piece.package.as_str())
         .ok_or_else(|| entry(format!("is in package `{}`, which is not among `packages`", piece.package)))?;
-    if record.log2_scale > 24 {
+    if record.log2_scale.unsigned_abs() > 24 {
         return Err(entry(format!("has log2_scale {}, at most 24 is possible", record.log2_scale)));
     }
     let n = Shape::new(record.shape.clone()).checked_numel();
@@ -241,7 +241,7 @@ fn join(width: usize, parts: &[Part], count: usize) -> Result<Vec<u8>, String> {
     let mut out = vec![0u8; count * 2];
     for part in parts {
         let bytes = part.numbers.bytes()?;
-        let (n, scale) = (part.columns.len(), f32::powi(2.0, -(part.log2_scale as i32)));
+        let (n, scale) = (part.columns.len(), f32::powi(2.0, -part.log2_scale));
         let rows = out.chunks_exact_mut(2 * width).skip(part.rows.start);
         for (row, line) in rows.zip(bytes.chunks_exact(2 * n)) {
             let target = &mut row[2 * part.columns.start..2 * part.columns.end];

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use anemone_ane::Pass;
 use anemone_bundle::Bundle;
 use anemone_cpu::{Arithmetic, LogitsOf, Snapshot};
-use anemone_emulator::Emulator;
+use anemone_emulator::{Emulator, Profile, Ranges};
 use anemone_kernels::Level;
 use anemone_models::Stack;
 use anemone_session::{Engine as _, EngineError, GraphEngine, LayerStates, Tap, Traced};
@@ -27,7 +27,9 @@ pub(crate) enum Engine {
 #[derive(Debug)]
 pub(crate) struct Emulated {
     graph: GraphEngine,
-    profile: anemone_emulator::Profile,
+    profile: Profile,
+    /// Of sums of products, when traced.
+    ranges: Ranges,
     threads: usize,
     context_len: usize,
 }
@@ -61,18 +63,18 @@ impl Engine {
         );
         let (profile, threads) = (args.profile(), args.threads());
         let mut emulator = Emulator::new(profile.clone(), threads);
-        let states = LayerStates::default();
+        let (states, ranges) = (LayerStates::default(), Ranges::default());
         if traced {
             let states = states.clone();
             let tap = move |o: &anemone_emulator::Observed<'_>| states.offer(o.name, &o.ty.shape, o.values);
-            emulator = emulator.with_tap(Arc::new(tap));
+            emulator = emulator.with_tap(Arc::new(tap)).with_ranges(ranges.clone());
         }
         let graph = GraphEngine::new(bundle, Box::new(emulator));
         let mut graph = graph.with_context(|| path.display().to_string())?;
         if traced {
             graph = graph.with_layer_states(states);
         }
-        Ok(Self::Emulator(Box::new(Emulated { graph, profile, threads, context_len })))
+        Ok(Self::Emulator(Box::new(Emulated { graph, profile, ranges, threads, context_len })))
     }
 
     pub(crate) fn stack(&self) -> &Stack {
@@ -96,6 +98,14 @@ impl Engine {
             Self::Cpu(_) if args.arithmetic() == Arithmetic::Exact => "exact",
             Self::Cpu(_) => "fast",
             Self::Emulator(e) => e.profile.name(),
+        }
+    }
+
+    /// What sums of products came to on the emulator, and its profile; empty unless traced.
+    pub(crate) fn ranges(&self) -> Option<(&Profile, Vec<anemone_emulator::Range>)> {
+        match self {
+            Self::Cpu(_) => None,
+            Self::Emulator(e) => Some((&e.profile, e.ranges.get())),
         }
     }
 

@@ -61,7 +61,8 @@ impl Loaded {
         loaded.engine.check_decodes()?;
         let tokenizer = std::thread::scope(|scope| {
             if let Engine::Cpu(engine) = &loaded.engine {
-                scope.spawn(|| engine.model().touch());
+                let model = engine.model();
+                scope.spawn(|| model.touch());
             }
             tokenizer(&loaded.checkpoint)
         })?;

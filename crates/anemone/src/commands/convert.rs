@@ -1,6 +1,7 @@
 pub(super) mod decision;
 mod jobs;
 mod limits;
+mod scales;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -76,6 +77,13 @@ pub(crate) struct Args {
     /// Switch an arithmetic rule off; may be given several times
     #[arg(long, value_name = "RULE")]
     no_rule: Vec<RuleName>,
+    /// Choose a power of two for each linear map and for attention's probabilities, from what the text of --calibrate needs,
+    /// in place of the rules scale-wide and scaled-pv
+    #[arg(long, value_name = "auto", requires = "calibrate")]
+    scales: Option<ScalesName>,
+    /// Text to choose by: a text file, or JSONL with a "text" in each line
+    #[arg(long, value_name = "TEXT|JSONL", requires = "scales")]
+    calibrate: Option<PathBuf>,
     /// Do not say which known limits of the Neural Engine the plan reaches
     #[arg(long)]
     no_plan: bool,
@@ -141,11 +149,18 @@ enum SiluName {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum ScalesName {
+    Auto,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum RuleName {
     /// Cut feed-forward contractions beyond 4096 and head contractions beyond 1024
     SplitWide,
     /// Scale contractions beyond 1024 by 2^4 and back
     ScaleWide,
+    /// Scale attention's probabilities by 2^6 before the values, and back
+    ScaledPv,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -175,7 +190,7 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     let start = Instant::now();
     let Some(checkpoint) = open(args, shell)? else { return decision::run(args, start, shell) };
     let stack = model::stack(&checkpoint)?;
-    let options = options(args);
+    let mut options = options(args);
     let plan = plan(&stack, &options).with_context(|| checkpoint.name().to_string())?;
     if args.dry_run {
         report(args, &checkpoint, &stack, &options, &plan, None)?;
@@ -184,6 +199,9 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     check_tokenizer(&checkpoint, shell)?;
     let mut writer =
         Writer::create(&args.out, args.force).with_context(|| format!("--out {}", args.out.display()))?;
+    if let Some(path) = &args.calibrate {
+        options.scales = Some(scales::choose(path, &args.out, &checkpoint, &stack, &options, shell)?);
+    }
     let sha256 = jobs::run(&checkpoint, &stack, &options, &plan, &mut writer, shell)?;
     let source = Source { name: checkpoint.name().into(), model_type: stack.model_type.clone(), sha256 };
     let tensors = stack.weights().into_iter().map(|w| (w.name.clone(), w.shape.to_vec())).collect();
@@ -211,6 +229,7 @@ fn open(args: &Args, shell: &Shell) -> Result<Option<Checkpoint>> {
             ("--head-chunks", args.head_chunks.is_some()),
             ("--silu", args.silu.is_some()),
             ("--no-rule", !args.no_rule.is_empty()),
+            ("--scales", args.scales.is_some()),
             ("--no-plan", args.no_plan),
         ];
         if let Some((flag, _)) = given.into_iter().find(|(_, given)| *given) {
@@ -270,6 +289,9 @@ fn options(args: &Args) -> Options {
     if off(RuleName::ScaleWide) {
         rules.scale_wide = None;
     }
+    if off(RuleName::ScaledPv) {
+        rules.scaled_pv = None;
+    }
     Options {
         ctx,
         passes,
@@ -280,6 +302,7 @@ fn options(args: &Args) -> Options {
         },
         spec_version: args.target.spec_version(),
         rules,
+        scales: None,
         layers_per_chunk: match args.chunk.unwrap_or(Chunk::Auto) {
             Chunk::Auto => None,
             Chunk::Layers(n) => Some(n),
@@ -315,6 +338,7 @@ fn report(
             "cache_bytes": cache_bytes,
             "states": plan.chunks.iter().map(|c| &c.states).collect::<Vec<_>>(),
             "rules": options.rules,
+            "scales": options.scales,
             "limits": if args.no_plan { serde_json::Value::Null } else { json!(limits) },
             "bundle_bytes": if args.dry_run { None } else { Some(directory_bytes(&args.out)?) },
             "seconds": seconds,
@@ -340,6 +364,9 @@ fn report(
                 state.name, state.channels, state.rows
             ));
         }
+    }
+    if let Some(scales) = &options.scales {
+        lines.push(format!("scales     {}", scales::summary(scales)));
     }
     lines.extend(limits.iter().map(|limit| format!("limit      {limit}")));
     if limits.is_empty() && !args.no_plan {

@@ -1,4 +1,5 @@
 mod prompts;
+mod ranges;
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -31,6 +32,9 @@ const DIFFERENCES: usize = 20;
 /// then the greedy continuation. Without --bundle, the native engine is compared with itself in exact arithmetic. Exits
 /// with 1 when a cosine is below --min-cos, or when another token is best and it is no tie: a tie is a difference of two
 /// tokens that the reference holds closer together than the largest error of a logit over the prompts, where no cosine is below.
+///
+/// On the emulator each operation that sums products is listed with how far its sums are from where the profile's overflow, and
+/// its products from where they are dropped: those nearest to either, and all of them with --json.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Example:\n  anemone verify --bundle lfm2.bundle --engine emulator --model ./LFM2-350M\n  \
@@ -137,6 +141,7 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     bar.finish_and_clear();
     let report = report.context("verify")?;
     let facts = facts(args, &loaded, with_checkpoint);
+    let ranges = loaded.engine.ranges().map(|(profile, seen)| ranges::rows(profile, &seen));
     if let Some(path) = &args.html {
         let page = html(&report, &facts);
         files::write_whole("--html", path, |file| Ok(file.write_all(page.as_bytes())?))?;
@@ -146,10 +151,14 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
         for (key, value) in &facts {
             object[*key] = Value::from(value.as_str());
         }
+        if let Some(ranges) = &ranges {
+            object["ranges"] = ranges::json(ranges);
+        }
         object["tokens"] = json!(prompts.iter().map(|p| p.tokens.len()).sum::<usize>());
         output::json(&object)?;
     } else {
-        output::data(&table(&report, &facts))?;
+        let ranges = ranges.map_or_else(String::new, |rows| ranges::table(&rows));
+        output::data(&table(&report, &facts, &ranges))?;
     }
     if !shell.quiet {
         for text in &notes {
@@ -272,7 +281,7 @@ fn facts(args: &Args, loaded: &Loaded, with_checkpoint: bool) -> Vec<(&'static s
     ]
 }
 
-fn table(report: &Report, facts: &[(&str, String)]) -> String {
+fn table(report: &Report, facts: &[(&str, String)], ranges: &str) -> String {
     let mut out = String::new();
     for (name, value) in facts {
         let _ = writeln!(out, "{name:<11} {value}");
@@ -305,6 +314,7 @@ fn table(report: &Report, facts: &[(&str, String)]) -> String {
         let last = number(l.cosine_last);
         let _ = writeln!(out, "{:<24} {:>12.8} {last:>14} {:>10.5}", l.path, l.cosine, l.max_abs);
     }
+    out.push_str(ranges);
     let _ = writeln!(
         out,
         "\n{} greedy tokens, logits off by {:.5} at most over the prompts",

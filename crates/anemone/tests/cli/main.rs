@@ -15,6 +15,7 @@ mod inspect_decision;
 mod probe;
 mod reports;
 mod run;
+mod scales;
 #[cfg(unix)]
 mod serve;
 mod streams;

@@ -92,6 +92,38 @@ fn chips_are_profiles_and_their_effects_can_be_switched() {
     wrong.fails(2, &["--profile", "mine.toml", "line 4", "unknown variant `odd`"]);
 }
 
+#[test]
+fn sums_and_products_are_measured_against_the_limits_of_the_profile() {
+    let (_dir, path) = bundle(&["--prefill", "16", "--no-rule", "scaled-pv"]);
+    let with = |profile: &str| {
+        verify(&path, &["--profile", profile, "-p", "Once upon a time", "-n", "2", "--json"]).json()
+    };
+    let report = with("m4");
+    let ranges = report["ranges"].as_array().unwrap();
+    let of = |op: &str| {
+        let found = ranges.iter().find(|r| r["op"] == op);
+        found.unwrap_or_else(|| panic!("no range of `{op}`: {ranges:?}"))
+    };
+    // Every linear map, the scores and the products with values, of chunks and heads.
+    let q = of("model_layers_2_self_attn_q_proj");
+    let number =
+        |row: &serde_json::Value, key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key}: {row}"));
+    assert!(number(q, "peak") <= number(q, "reach") && number(q, "rms") > 0.0);
+    assert!((number(q, "headroom_bits") - (32768.0 / number(q, "reach")).log2()).abs() < 1e-3);
+    assert!((number(q, "margin_bits") - (number(q, "rms") * 32768.0).log2()).abs() < 1e-3);
+    let pv = of("model_layers_2_self_attn_attended_0");
+    assert!(number(pv, "dropped") > 0.0 && number(pv, "lost") < number(pv, "dropped"), "{pv}");
+    assert!(ranges.iter().any(|r| r["package"] == "head_0" && r["op"] == "logits"));
+    // No limits, no distances.
+    let fp16 = with("fp16");
+    assert!(fp16["ranges"].as_array().unwrap().iter().all(|r| r["margin_bits"].is_null()));
+    let shown = verify(&path, &["--profile", "m4", "-p", "Once upon a time", "-n", "2"]).ok().stdout;
+    assert!(
+        shown.contains("sums of products, nearest to a limit") && shown.contains(" more, which --json"),
+        "{shown}"
+    );
+}
+
 /// Recordings whose best tokens are all others.
 fn shifted(dir: &Path) -> String {
     let mut golden = read_json(&data("stories-lfm2/goldens.json"));
