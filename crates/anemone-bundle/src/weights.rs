@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use anemone_checkpoint::{Entry, Weights};
 use anemone_mil::{BlobReader, DataType};
-use anemone_tensor::{Bytes, DType, Shape, Tensor};
+use anemone_tensor::{Bytes, DType, PaletteError, Palettized, Segment, Shape, Tensor};
 use half::f16;
 
 use crate::compress::{Form, Packed};
@@ -19,7 +19,7 @@ use crate::{Bundle, DecisionBundle, Error};
 ///
 /// A tensor stored whole and unscaled is shared with the mapped file; one that was cut, scaled or compressed is put together
 /// again, which is exact (compressed weights are what their codes stand for) and costs its size in memory. A tensor that is the
-/// host's too, as tied embeddings are, is the host's fp16.
+/// host's too, as tied embeddings are, is the host's fp16. Codes of tables are shared with the file as [`Weights::palettized`].
 pub struct BundleWeights {
     dir: PathBuf,
     stored: BTreeMap<String, Stored>,
@@ -28,6 +28,8 @@ pub struct BundleWeights {
 struct Stored {
     shape: Shape,
     place: Place,
+    /// What products can read without expanding it.
+    palettized: Option<Palettized>,
 }
 
 enum Place {
@@ -87,11 +89,24 @@ impl BundleWeights {
         let mut stored = BTreeMap::new();
         for (name, shape) in bundle.tensors {
             let shape = Shape::new(shape.clone());
-            let place = match bundle.host.iter().find(|(_, h)| h.tensor == *name) {
-                Some((host, _)) => Place::Host(bundle.host_tensor(host)?),
-                None => place(&bundle, &blobs, name, &shape)?,
+            let host = bundle.host.iter().find(|(_, h)| h.tensor == *name);
+            // A tied embedding is the host's and, as the head, a package's too.
+            let packed = match host {
+                Some(_) if !bundle.weights.contains_key(name) => None,
+                _ => Some(place(&bundle, &blobs, name, &shape)?),
             };
-            stored.insert(name.clone(), Stored { shape, place });
+            let palettized = match &packed {
+                Some(Place::Parts(_, parts)) => palettized(parts)
+                    .transpose()
+                    .map_err(|e| bundle.wrong(&format!("weights.{name}"), format!("has {e}")))?,
+                _ => None,
+            };
+            let place = match (host, packed) {
+                (Some((host, _)), _) => Place::Host(bundle.host_tensor(host)?),
+                (None, Some(place)) => place,
+                (None, None) => unreachable!("what is not the host's was looked for"),
+            };
+            stored.insert(name.clone(), Stored { shape, place, palettized });
         }
         Ok(Self { dir: bundle.dir.to_path_buf(), stored })
     }
@@ -145,6 +160,23 @@ fn covers(parts: &[Part], width: usize, height: usize) -> bool {
         column = part.columns.end;
     }
     column == width && band.end == height
+}
+
+/// Sorted parts that cover a tensor, as one matrix of indices; `None` when one of them is stored in another way.
+fn palettized(parts: &[Part]) -> Option<Result<Palettized, PaletteError>> {
+    let mut bands: Vec<Vec<Segment>> = Vec::new();
+    for part in parts {
+        let Numbers::Coded(packed) = &part.numbers else { return None };
+        let segment = match packed.segment(part.log2_scale)? {
+            Ok(segment) => segment,
+            Err(error) => return Some(Err(error)),
+        };
+        match bands.last_mut().filter(|_| part.columns.start > 0) {
+            Some(band) => band.push(segment),
+            None => bands.push(vec![segment]),
+        }
+    }
+    Some(Palettized::new(bands))
 }
 
 enum Unfit {
@@ -276,6 +308,10 @@ impl Weights for BundleWeights {
             Place::Parts(width, parts) => join(*width, parts, stored.shape.numel()).map_err(error)?.into(),
         };
         Tensor::new(DType::F16, stored.shape.clone(), bytes).map_err(|e| error(e.to_string()))
+    }
+
+    fn palettized(&self, name: &str) -> Result<Option<Palettized>, anemone_checkpoint::Error> {
+        Ok(self.stored.get(name).and_then(|stored| stored.palettized.clone()))
     }
 
     fn names(&self) -> Vec<String> {

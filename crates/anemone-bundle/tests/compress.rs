@@ -204,11 +204,17 @@ fn every_form_says_what_it_holds() {
             };
             let found = weights.tensor(&format!("model.{name}.weight")).unwrap();
             assert_eq!(found.bytes()[..], bytes(&expected)[..], "{encoding:?} {name}");
+            // What products read in place is the same; integers and vectors they do not.
+            let palettized = weights.palettized(&format!("model.{name}.weight")).unwrap();
+            let in_place = matches!(encoding, Encoding::Palette(scheme) if scheme.vector == 1);
+            assert_eq!(palettized.is_some(), in_place);
+            assert!(palettized.is_none_or(|p| p.expand() == expected), "{encoding:?} {name}");
         }
         // A norm's weight and one that is used for something else are what they were.
         for (name, seed, count) in [("norm", 3, COLUMNS), ("both", 4, COLUMNS * COLUMNS)] {
             let found = weights.tensor(&format!("model.{name}.weight")).unwrap();
             assert_eq!(found.bytes()[..], bytes(&numbers(seed, count))[..], "{encoding:?} {name}");
+            assert!(weights.palettized(&format!("model.{name}.weight")).unwrap().is_none());
         }
         let compression = bundle.manifest().compression.as_ref().unwrap();
         let names: Vec<&str> = compression.tensors.iter().map(|t| t.tensor.as_str()).collect();

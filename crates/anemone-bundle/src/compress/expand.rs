@@ -1,6 +1,7 @@
 //! Stored codes to numbers.
 
 use anemone_mil::unpack_bits;
+use anemone_tensor::{Bytes, PaletteError, Segment};
 use half::f16;
 
 /// Stored bytes of a compressed weight, and how to read them.
@@ -60,6 +61,22 @@ impl<B: std::ops::Deref<Target = [u8]>> Packed<B> {
                 Ok(anemone_palettize::scaled(&integers, &table, columns))
             }
         }
+    }
+}
+
+impl Packed<Bytes> {
+    /// The codes as products read them, the numbers they stand for divided by a power of two; `None` when they are none of single
+    /// numbers' tables.
+    pub(crate) fn segment(&self, log2_scale: i32) -> Option<Result<Segment, PaletteError>> {
+        let Form::Table { bits, groups, vector: 1 } = self.form else { return None };
+        if groups == 0 || !self.rows.is_multiple_of(groups) {
+            return None;
+        }
+        let scale = f32::powi(2.0, -log2_scale);
+        let entry = |b: &[u8; 2]| f16::from_f32(f16::from_le_bytes(*b).to_f32() * scale);
+        let tables = self.table.as_chunks::<2>().0.iter().map(entry).collect();
+        let shape = (self.rows, self.columns);
+        Some(Segment::new(shape, bits.into(), self.rows / groups, tables, self.codes.clone()))
     }
 }
 
