@@ -79,6 +79,14 @@ impl Calibration {
         lock(&self.inner).inputs.iter().map(|i| i.tokens).max().unwrap_or(0)
     }
 
+    /// Names of the maps' weights that the text met, in the order of a pass; those that share an input by name.
+    pub fn maps(&self) -> Vec<String> {
+        let inner = lock(&self.inner);
+        let mut maps: Vec<(usize, &String)> = inner.places.iter().map(|(name, place)| (*place, name)).collect();
+        maps.sort();
+        maps.into_iter().map(|(_, name)| name.clone()).collect()
+    }
+
     /// Times the text was run.
     pub fn runs(&self) -> usize {
         lock(&self.inner).runs
@@ -176,6 +184,7 @@ mod tests {
         let tight = Calibration::new(run(), 4 * 9, 2).unwrap();
         for calibration in [&wide, &tight] {
             assert_eq!(calibration.tokens(), 3);
+            assert_eq!(calibration.maps(), ["k", "q", "down"]);
             let [q, k, down] = ["q", "k", "down"].map(|name| {
                 let n = if name == "down" { 2 } else { 3 };
                 calibration.factor(name, 0..n).unwrap().unwrap()
