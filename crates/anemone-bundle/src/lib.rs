@@ -32,4 +32,4 @@ pub use manifest::{
     FORMAT, FORMAT_VERSION, FunctionEntry, HostTensor, Manifest, PackageEntry, Piece, Port, Role, Source,
 };
 pub use weights::BundleWeights;
-pub use writer::{Writer, WrittenPackage, WrittenTensor, judge};
+pub use writer::{Writer, WrittenPackage, WrittenTensor, candidate_place, judge};

@@ -121,10 +121,10 @@ impl Parts<'_> {
             return Ok(());
         };
         let verdict = match gate.measured {
-            Some(measured) => {
-                let more = gate.failures.first().map_or_else(String::new, |f| format!("; {f}"));
-                format!("{} {measured} where {} was asked for{more}", gate.rule, gate.bar)
-            }
+            Some(measured) => format!(
+                "{} {measured:.6} where {} was asked for; its manifest.json lists what failed",
+                gate.rule, gate.bar
+            ),
             None => format!("its gate, {} {}, did not come to an end", gate.rule, gate.bar),
         };
         Err(Error::Rejected { path: self.dir.to_path_buf(), verdict })

@@ -81,7 +81,7 @@ impl Writer {
     /// bundle; a candidate that was rejected before makes room.
     pub fn candidate(out: &Path, force: bool) -> Result<Self, Error> {
         check_place(out, force)?;
-        let place = rejected_place(out);
+        let place = candidate_place(out);
         let again = place.exists() && gate_of(&place).is_some_and(|gate| !gate.passed);
         Self::create(&place, again)
     }
@@ -89,6 +89,11 @@ impl Writer {
     /// Says that the packages' weights are compressed, and how; `tensors` is filled in at the end.
     pub fn compressed(&mut self, compression: Compression) {
         self.compression = Some(compression);
+    }
+
+    /// What was compressed so far, where weights are.
+    pub fn compression(&self) -> Option<&Compression> {
+        self.compression.as_ref()
     }
 
     /// Writes a package; `records` say where each of the program's weights comes from, if from the
@@ -359,7 +364,7 @@ fn entry(
 }
 
 /// Where a candidate for `out` lies until it is judged, and stays when it is rejected.
-fn rejected_place(out: &Path) -> PathBuf {
+pub fn candidate_place(out: &Path) -> PathBuf {
     let mut name = out.file_name().unwrap_or_default().to_os_string();
     name.push(".rejected");
     out.with_file_name(name)
@@ -375,7 +380,7 @@ fn gate_of(dir: &Path) -> Option<Gate> {
 /// Writes a gate's verdict into the manifest of the finished candidate for `out` and, where it passed, puts it in its place.
 /// Returns where it lies.
 pub fn judge(out: &Path, force: bool, gate: &Gate) -> Result<PathBuf, Error> {
-    let candidate = rejected_place(out);
+    let candidate = candidate_place(out);
     let path = candidate.join("manifest.json");
     let text = fs::read(&path).map_err(|e| io(&path, e))?;
     let mut manifest: serde_json::Value = serde_json::from_slice(&text).map_err(|e| io(&path, e.into()))?;

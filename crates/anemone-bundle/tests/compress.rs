@@ -324,7 +324,9 @@ fn a_candidate_is_used_only_after_its_gate() {
 
     gate.measured = Some(0.95);
     assert_eq!(judge(&out, false, &gate).unwrap(), rejected);
-    assert!(say(&rejected).contains("least cosine 0.95 where 0.99 was asked for) and not for use"));
+    assert!(say(&rejected).contains(
+        "least cosine 0.950000 where 0.99 was asked for; its manifest.json lists what failed) and not"
+    ));
     assert!(!out.exists());
 
     // The next candidate takes its place, and may pass.

@@ -8,8 +8,8 @@ use clap::{Parser, Subcommand};
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::commands::{
-    bench, chat, completions, convert, decide, doctor, forward, inspect, man, perplexity, probe, run, serve,
-    validate, verify,
+    bench, chat, completions, convert, decide, doctor, forward, inspect, man, palettize, perplexity, probe,
+    run, serve, validate, verify,
 };
 use crate::env::Environment;
 use crate::output;
@@ -51,6 +51,7 @@ enum Command {
     Bench(Box<bench::Args>),
     Perplexity(perplexity::Args),
     Convert(Box<convert::Args>),
+    Palettize(Box<palettize::Args>),
     Verify(Box<verify::Args>),
     Validate(Box<validate::Args>),
     Probe(probe::Args),
@@ -105,6 +106,7 @@ pub(crate) fn run() -> Result<ExitCode> {
         Command::Bench(args) => bench::run(&args, &shell),
         Command::Perplexity(args) => perplexity::run(&args, &shell),
         Command::Convert(args) => convert::run(&args, &shell),
+        Command::Palettize(args) => palettize::run(&args, &shell),
         Command::Verify(args) => verify::run(&args, &shell),
         Command::Validate(args) => validate::run(&args, &shell),
         Command::Probe(args) => probe::run(&args, &shell),

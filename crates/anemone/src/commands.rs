@@ -1,12 +1,14 @@
 pub(crate) mod bench;
 pub(crate) mod chat;
 pub(crate) mod completions;
+pub(crate) mod compress;
 pub(crate) mod convert;
 pub(crate) mod decide;
 pub(crate) mod doctor;
 pub(crate) mod forward;
 pub(crate) mod inspect;
 pub(crate) mod man;
+pub(crate) mod palettize;
 pub(crate) mod perplexity;
 pub(crate) mod probe;
 pub(crate) mod run;

@@ -54,7 +54,12 @@ impl Engine {
             path.display(),
             path.display()
         );
-        let bundle = Bundle::open(path)?;
+        Self::over(Bundle::open(path)?, args, traced)
+    }
+
+    /// [`Engine::emulator`] over an open bundle.
+    pub(crate) fn over(bundle: Bundle, args: &EngineArgs, traced: bool) -> Result<Self> {
+        let path = bundle.dir().to_path_buf();
         let held = bundle.manifest().options.ctx;
         let context_len = args.ctx.unwrap_or(held);
         ensure!(

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anemone_ane::{CacheKind, Options, Pass, Plan, Rules, Silu, plan};
-use anemone_bundle::{Source, Writer};
+use anemone_bundle::{Compression, Source, Writer};
 use anemone_checkpoint::{Checkpoint, DecisionCheckpoint};
 use anemone_models::Stack;
 use anemone_session::Tokenizer;
@@ -17,6 +17,7 @@ use clap::ValueEnum;
 use clap::builder::RangedU64ValueParser;
 use serde_json::json;
 
+use super::compress::{CompressArgs, check_some, line, summary};
 use crate::args::ModelArgs;
 use crate::cli::Shell;
 use crate::{machine, model, output};
@@ -28,6 +29,7 @@ use crate::{machine, model, output};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  anemone convert --out stories.bundle --ctx 512 --prefill 64\n  \
                   anemone convert --model ./LFM2-350M --out lfm2.bundle --prefill 64 --prefill 256 --spec-drafts 16 --dry-run\n  \
+                  anemone convert --model ./LFM2-350M --out lfm2-lut8.bundle --precision lut8\n  \
                   anemone convert --model ./laya --out laya.bundle --length 96 --length 1024 --attention tiled")]
 #[expect(clippy::struct_excessive_bools, reason = "one for each switch of the command")]
 pub(crate) struct Args {
@@ -49,9 +51,6 @@ pub(crate) struct Args {
     /// No one-token function
     #[arg(long)]
     prefill_only: bool,
-    /// Number format of the weights
-    #[arg(long, value_name = "FORMAT", default_value = "fp16")]
-    precision: Precision,
     /// Keep a ring of the window for sliding layers (the default)
     #[arg(long, conflicts_with = "no_ring")]
     ring: bool,
@@ -112,15 +111,9 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    compress: CompressArgs,
+    #[command(flatten)]
     model: ModelArgs,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Precision {
-    Fp16,
-    Lut4,
-    Lut6,
-    Lut8,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -184,9 +177,7 @@ fn chunk(text: &str) -> Result<Chunk, String> {
 }
 
 pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
-    if args.precision != Precision::Fp16 {
-        bail!("--precision: this version writes fp16 only; convert with fp16");
-    }
+    args.compress.encoding()?;
     let start = Instant::now();
     let Some(checkpoint) = open(args, shell)? else { return decision::run(args, start, shell) };
     let stack = model::stack(&checkpoint)?;
@@ -202,12 +193,16 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     if let Some(path) = &args.calibrate {
         options.scales = Some(scales::choose(path, &args.out, &checkpoint, &stack, &options, shell)?);
     }
-    let sha256 = jobs::run(&checkpoint, &stack, &options, &plan, &mut writer, shell)?;
+    let sha256 = jobs::run(&checkpoint, &stack, &options, &plan, Some(&args.compress), &mut writer, shell)?;
     let source = Source { name: checkpoint.name().into(), model_type: stack.model_type.clone(), sha256 };
     let tensors = stack.weights().into_iter().map(|w| (w.name.clone(), w.shape.to_vec())).collect();
     let written_by = format!("anemone {}", env!("CARGO_PKG_VERSION"));
-    writer.finish(source, &options, &plan, tensors, &written_by)?;
-    report(args, &checkpoint, &stack, &options, &plan, Some(start.elapsed().as_secs_f64()))?;
+    if let Some(compression) = writer.compression() {
+        check_some(compression)?;
+    }
+    let manifest = writer.finish(source, &options, &plan, tensors, &written_by)?;
+    let done = Written { seconds: start.elapsed().as_secs_f64(), compression: manifest.compression };
+    report(args, &checkpoint, &stack, &options, &plan, Some(&done))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -311,6 +306,12 @@ fn options(args: &Args) -> Options {
     }
 }
 
+/// What was written.
+struct Written {
+    seconds: f64,
+    compression: Option<Compression>,
+}
+
 /// What the conversion makes, and what running it will need.
 fn report(
     args: &Args,
@@ -318,8 +319,10 @@ fn report(
     stack: &Stack,
     options: &Options,
     plan: &Plan,
-    seconds: Option<f64>,
+    written: Option<&Written>,
 ) -> Result<()> {
+    let seconds = written.map(|w| w.seconds);
+    let compression = written.and_then(|w| w.compression.as_ref());
     let chunk_bytes: usize = plan.chunks.iter().map(|c| c.weight_bytes).sum();
     let table = 2 * stack.vocab_size * stack.hidden_size;
     let cache_bytes: usize = plan.chunks.iter().flat_map(|c| &c.caches).map(cache_bytes).sum();
@@ -341,6 +344,8 @@ fn report(
             "scales": options.scales,
             "limits": if args.no_plan { serde_json::Value::Null } else { json!(limits) },
             "bundle_bytes": if args.dry_run { None } else { Some(directory_bytes(&args.out)?) },
+            "precision": args.compress.name(),
+            "compression": compression.map(summary),
             "seconds": seconds,
         });
         return output::json(&object);
@@ -368,6 +373,7 @@ fn report(
     if let Some(scales) = &options.scales {
         lines.push(format!("scales     {}", scales::summary(scales)));
     }
+    lines.extend(compression.map(line));
     lines.extend(limits.iter().map(|limit| format!("limit      {limit}")));
     if limits.is_empty() && !args.no_plan {
         lines.push("limits     none of those known is reached".into());
@@ -389,7 +395,7 @@ fn cache_bytes(cache: &anemone_ane::CachePlan) -> usize {
     }
 }
 
-fn directory_bytes(dir: &Path) -> Result<u64> {
+pub(super) fn directory_bytes(dir: &Path) -> Result<u64> {
     let mut total = 0;
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;

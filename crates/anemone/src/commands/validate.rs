@@ -87,7 +87,7 @@ pub(crate) struct Args {
     model: ModelArgs,
 }
 
-fn share(text: &str) -> Result<f64, String> {
+pub(super) fn share(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if value > 0.0 && value < 0.5 => Ok(value),
         _ => Err("give a number above 0 and below 0.5".into()),
@@ -161,6 +161,45 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
         output::data(&table(args, path, rows, &profile, &validation))?;
     }
     Ok(if validation.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Judges a candidate on the emulator as `validate` does, against the checkpoint that `model` names or else `source`, the bundle
+/// it was made from.
+pub(super) fn gate(
+    candidate: &Path,
+    source: &DecisionBundle,
+    model: ModelArgs,
+    (profile, threads): (Profile, usize),
+    batch: Option<PathBuf>,
+    tolerance: f64,
+    shell: &Shell,
+) -> Result<Validation> {
+    let args = Args {
+        bundle: Some(candidate.to_path_buf()),
+        reference: None,
+        record: None,
+        batch,
+        questions: None,
+        tolerance,
+        repeats: 2,
+        pack: false,
+        max_len: None,
+        json: false,
+        engine: EngineName::Emulator,
+        profile: Some(profile.clone()),
+        threads: Some(threads),
+        model,
+    };
+    let cases = cases(&args)?;
+    let exact = LayaOptions { threads, reduced: false };
+    let mut live = match &args.model.model {
+        Some(_) => checkpoint(&args, &source.manifest().source, exact, shell)?,
+        None => Decider::load(&source.checkpoint()?, exact)?,
+    };
+    let mut subject = decide::emulated::open(DecisionBundle::open_candidate(candidate)?, profile, threads)?;
+    let validation = Validation::new(Bar { tolerance });
+    let comparison = Comparison { args: &args, request: Request::default(), validation };
+    comparison.run(&cases, &mut subject, Some(&mut live), shell)
 }
 
 fn cases(args: &Args) -> Result<Vec<Case>> {

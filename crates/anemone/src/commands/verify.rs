@@ -4,11 +4,12 @@ mod ranges;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::mem::discriminant;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anemone_bundle::Bundle;
+use anemone_bundle::{Bundle, BundleWeights};
+use anemone_checkpoint::Checkpoint;
 use anemone_cpu::{Arithmetic, Layout, Model};
 use anemone_models::Stack;
 use anemone_session::Engine as _;
@@ -18,6 +19,7 @@ use serde_json::{Value, json};
 
 use crate::args::{EngineArgs, ModelArgs};
 use crate::cli::Shell;
+use crate::engine::Engine;
 use crate::model::{self, Loaded};
 use crate::{demo, files, output};
 use prompts::Prompt;
@@ -75,9 +77,12 @@ pub(crate) struct Args {
     model: ModelArgs,
     #[command(flatten)]
     engine: EngineArgs,
+    /// Whether a bundle may be the reference.
+    #[arg(skip)]
+    bundle_as_reference: bool,
 }
 
-fn cosine(text: &str) -> Result<f64, String> {
+pub(super) fn cosine(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if (-1.0..=1.0).contains(&value) => Ok(value),
         _ => Err("give a number from -1 to 1".into()),
@@ -94,12 +99,6 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
         Bundle::open(path)?.verify_hashes()?;
     }
     let mut loaded = Loaded::new(&subject, &args.engine, 0, true, shell)?;
-    let room = loaded.engine.context_len();
-    ensure!(
-        args.max_new_tokens < room,
-        "--max-new-tokens {} leaves no token of the context of {room} for a prompt; lower it",
-        args.max_new_tokens
-    );
     let golden = match &args.golden {
         None => Vec::new(),
         Some(path) => {
@@ -108,12 +107,60 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
         }
     };
     let with_checkpoint = args.golden.is_none() || args.model.model.is_some();
+    let Measured { report, tokens, notes } = measure(args, &mut loaded, golden, shell)?;
+    let facts = facts(args, &loaded, with_checkpoint);
+    let ranges = loaded.engine.ranges().map(|(profile, seen)| ranges::rows(profile, &seen));
+    if let Some(path) = &args.html {
+        let page = html(&report, &facts);
+        files::write_whole("--html", path, |file| Ok(file.write_all(page.as_bytes())?))?;
+    }
+    if args.json {
+        let mut object = report.to_json();
+        for (key, value) in &facts {
+            object[*key] = Value::from(value.as_str());
+        }
+        if let Some(ranges) = &ranges {
+            object["ranges"] = ranges::json(ranges);
+        }
+        object["tokens"] = json!(tokens);
+        output::json(&object)?;
+    } else {
+        let ranges = ranges.map_or_else(String::new, |rows| ranges::table(&rows));
+        output::data(&table(&report, &facts, &ranges))?;
+    }
+    if !shell.quiet {
+        for text in &notes {
+            output::note(text);
+        }
+        for skipped in &report.skipped {
+            output::note(&format!("not compared: {}: {}", skipped.prompt, skipped.reason));
+        }
+    }
+    Ok(if report.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+struct Measured {
+    report: Report,
+    /// In the prompts.
+    tokens: usize,
+    notes: Vec<String>,
+}
+
+/// Compares the engine with recordings and the checkpoint.
+fn measure(args: &Args, loaded: &mut Loaded, golden: Vec<Recording>, shell: &Shell) -> Result<Measured> {
+    let room = loaded.engine.context_len();
+    ensure!(
+        args.max_new_tokens < room,
+        "--max-new-tokens {} leaves no token of the context of {room} for a prompt; lower it",
+        args.max_new_tokens
+    );
+    let with_checkpoint = args.golden.is_none() || args.model.model.is_some();
     ensure!(
         with_checkpoint || (args.prompt.is_empty() && args.text.is_none()),
         "--prompt and --text need a reference that can be run; add --model with the checkpoint"
     );
     let (prompts, notes) = if with_checkpoint {
-        prompts(args, &loaded, room - args.max_new_tokens)?
+        prompts(args, loaded, room - args.max_new_tokens)?
     } else {
         (Vec::new(), Vec::new())
     };
@@ -140,35 +187,39 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     });
     bar.finish_and_clear();
     let report = report.context("verify")?;
-    let facts = facts(args, &loaded, with_checkpoint);
-    let ranges = loaded.engine.ranges().map(|(profile, seen)| ranges::rows(profile, &seen));
-    if let Some(path) = &args.html {
-        let page = html(&report, &facts);
-        files::write_whole("--html", path, |file| Ok(file.write_all(page.as_bytes())?))?;
-    }
-    if args.json {
-        let mut object = report.to_json();
-        for (key, value) in &facts {
-            object[*key] = Value::from(value.as_str());
-        }
-        if let Some(ranges) = &ranges {
-            object["ranges"] = ranges::json(ranges);
-        }
-        object["tokens"] = json!(prompts.iter().map(|p| p.tokens.len()).sum::<usize>());
-        output::json(&object)?;
-    } else {
-        let ranges = ranges.map_or_else(String::new, |rows| ranges::table(&rows));
-        output::data(&table(&report, &facts, &ranges))?;
-    }
-    if !shell.quiet {
-        for text in &notes {
-            output::note(text);
-        }
-        for skipped in &report.skipped {
-            output::note(&format!("not compared: {}: {}", skipped.prompt, skipped.reason));
-        }
-    }
-    Ok(if report.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let tokens = prompts.iter().map(|p| p.tokens.len()).sum();
+    Ok(Measured { report, tokens, notes })
+}
+
+/// Judges a candidate on the emulator as `verify` does; the reference, `model`, may be a bundle.
+pub(super) fn gate(
+    candidate: &Path,
+    model: ModelArgs,
+    engine: EngineArgs,
+    text: Option<PathBuf>,
+    min_cos: f64,
+    shell: &Shell,
+) -> Result<Report> {
+    let args = Args {
+        bundle: Some(candidate.to_path_buf()),
+        golden: None,
+        prompt: Vec::new(),
+        text,
+        max_tokens: 1024,
+        max_new_tokens: 16,
+        min_cos,
+        no_verify_hash: true,
+        json: false,
+        html: None,
+        model,
+        engine,
+        bundle_as_reference: true,
+    };
+    let bundle = Bundle::open_candidate(candidate)?;
+    let checkpoint = Checkpoint::with_weights(candidate, Arc::new(BundleWeights::open(&bundle)?))?;
+    let engine = Engine::over(bundle, &args.engine, true)?;
+    let mut loaded = Loaded { checkpoint, engine, load_seconds: 0.0 };
+    Ok(measure(&args, &mut loaded, Vec::new(), shell)?.report)
 }
 
 /// The built-in model is only the reference of its own bundles.
@@ -221,7 +272,9 @@ fn prompts(args: &Args, loaded: &Loaded, room: usize) -> Result<(Vec<Prompt>, Ve
 
 /// The checkpoint in exact arithmetic.
 fn reference(args: &Args, prompts: &[Prompt], subject: &Stack, shell: &Shell) -> Result<anemone_cpu::Engine> {
-    if let Some(path) = args.model.model.as_ref().filter(|p| Bundle::is_bundle(p)) {
+    if let Some(path) =
+        args.model.model.as_ref().filter(|p| !args.bundle_as_reference && Bundle::is_bundle(p))
+    {
         ensure!(
             args.bundle.is_none() && !args.engine.emulated()?,
             "--model {}: this is a bundle; name it with --bundle, and the checkpoint it was made from with --model",

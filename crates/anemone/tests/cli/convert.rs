@@ -54,7 +54,6 @@ fn a_dry_run_writes_nothing_and_bad_plans_are_refused() {
     assert_eq!(plan["limits"], serde_json::json!([]));
     convert(&["--ctx", "99999"]).fails(1, &["--ctx is 99999", "2048"]);
     convert(&["--ctx", "32", "--prefill", "64"]).fails(1, &["64 tokens", "--ctx 32"]);
-    convert(&["--precision", "lut4"]).fails(1, &["--precision", "fp16"]);
     convert(&["--chunk", "0"]).fails(2, &["--chunk"]);
     convert(&["--chunk", "99"]).fails(1, &["--chunk is 99", "8 layers"]);
     convert(&["--ctx", "64", "--spec-drafts", "64"]).fails(1, &["--spec-drafts is 64", "--ctx 64"]);

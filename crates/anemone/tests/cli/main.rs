@@ -12,6 +12,7 @@ mod forward;
 mod goldens;
 mod hub;
 mod inspect_decision;
+mod palettize;
 mod probe;
 mod reports;
 mod run;

@@ -8,12 +8,14 @@ use anemone_ane::{LayaFunctions, LayaOptions, LocalAttention, OPTION_SLOTS, lowe
 use anemone_bundle::{DECISION_FILES, DecisionOptions, Role, Source, Writer, file_sha256};
 use anemone_checkpoint::DecisionCheckpoint;
 use anemone_decide::{Calibration, Vocabulary};
+use anemone_kernels::Pool;
 use anemone_mil::{DataType, Program};
 use anemone_models::Laya;
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::json;
 
-use super::{Args, AttentionName, directory_bytes};
+use super::super::compress::{check_some, line, summary};
+use super::{Args, AttentionName, Written, directory_bytes};
 use crate::cli::Shell;
 use crate::{demo, machine, model, output};
 
@@ -45,10 +47,22 @@ pub(super) fn run(args: &Args, start: Instant, shell: &Shell) -> Result<ExitCode
         .with_context(|| checkpoint.name().to_owned())?;
     let mut writer =
         Writer::create(&args.out, args.force).with_context(|| format!("--out {}", args.out.display()))?;
+    let compressor = args.compress.encoding()?.map(|encoding| {
+        writer.compressed(args.compress.record(encoding, None));
+        let tensors: Vec<String> = laya.weights().into_iter().map(|w| w.name.clone()).collect();
+        args.compress.compressor(encoding, &tensors, Pool::new(machine::threads()), |_| ())
+    });
+    let compressor = compressor.transpose()?;
     let sha256 = std::thread::scope(|scope| -> Result<_> {
         // Hashing the source reads every byte once more, so it runs beside the writing.
         let hashes = scope.spawn(|| sha256(&checkpoint));
-        let package = writer.package("body.mlpackage", Role::Body, &program, records)?;
+        let package = match &compressor {
+            None => writer.package("body.mlpackage", Role::Body, &program, records)?,
+            Some(compressor) => {
+                let records: Vec<_> = records.into_iter().map(|r| r.into_iter().collect()).collect();
+                writer.compressed_package("body.mlpackage", Role::Body, &program, &records, compressor)?
+            }
+        };
         writer.add(package);
         for (name, weight) in laya.host_weights() {
             let tensor = writer.host_tensor(name, &weight.name, &weight.load(&*weights)?)?;
@@ -68,9 +82,12 @@ pub(super) fn run(args: &Args, start: Instant, shell: &Shell) -> Result<ExitCode
         option_slots: OPTION_SLOTS,
         spec_version: options.spec_version,
     };
-    writer.finish_decision(source, kept, options.functions(), tensors, &written_by)?;
-    let seconds = Some(start.elapsed().as_secs_f64());
-    report(args, &checkpoint, &laya, &options, &program, host_bytes, seconds)?;
+    if let Some(compression) = writer.compression() {
+        check_some(compression)?;
+    }
+    let manifest = writer.finish_decision(source, kept, options.functions(), tensors, &written_by)?;
+    let done = Written { seconds: start.elapsed().as_secs_f64(), compression: manifest.compression };
+    report(args, &checkpoint, &laya, &options, &program, host_bytes, Some(&done))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -111,8 +128,10 @@ fn report(
     options: &LayaOptions,
     program: &Program,
     host_bytes: usize,
-    seconds: Option<f64>,
+    written: Option<&Written>,
 ) -> Result<()> {
+    let seconds = written.map(|w| w.seconds);
+    let compression = written.and_then(|w| w.compression.as_ref());
     let weight_bytes: usize = program.weights.iter().map(|w| 2 * w.ty.shape.iter().product::<usize>()).sum();
     // Tiles as large as asked for, or as they would be.
     let tiles = LocalAttention::Tiled(tile(options.local).unwrap_or(TILE));
@@ -143,6 +162,8 @@ fn report(
             "weight_bytes": weight_bytes,
             "host_bytes": host_bytes,
             "bundle_bytes": if args.dry_run { None } else { Some(directory_bytes(&args.out)?) },
+            "precision": args.compress.name(),
+            "compression": compression.map(summary),
             "seconds": seconds,
         }));
     }
@@ -171,6 +192,7 @@ fn report(
     });
     lines.push(format!("body       {}", machine::bytes(weight_bytes as u64)));
     lines.push(format!("host       {}", machine::bytes(host_bytes as u64)));
+    lines.extend(compression.map(line));
     match seconds {
         None => lines.push("dry run    nothing was written".into()),
         Some(seconds) => {

@@ -2,18 +2,19 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use anemone_ane::{Options, Plan, lower_chunk, lower_head};
+use anemone_ane::{Options, Plan, WeightRecord, lower_chunk, lower_head};
 use anemone_bundle::{Role, Writer, WrittenPackage, WrittenTensor, file_sha256};
 use anemone_checkpoint::Checkpoint;
+use anemone_kernels::Pool;
+use anemone_mil::Program;
 use anemone_models::Stack;
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use super::super::compress::{CompressArgs, in_parallel};
 use crate::cli::Shell;
-use crate::demo;
+use crate::{demo, machine};
 
 /// Files of the checkpoint a bundle keeps, where they are there.
 const KEPT: [&str; 6] = [
@@ -45,6 +46,7 @@ pub(super) fn run(
     stack: &Stack,
     options: &Options,
     plan: &Plan,
+    compress: Option<&CompressArgs>,
     writer: &mut Writer,
     shell: &Shell,
 ) -> Result<BTreeMap<String, String>> {
@@ -57,28 +59,37 @@ pub(super) fn run(
         bar.set_style(style);
     }
     bar.set_message("converting");
+    let encoding = compress.map(CompressArgs::encoding).transpose()?.flatten();
+    let compressor = compress.zip(encoding).map(|(compress, encoding)| {
+        writer.compressed(compress.record(encoding, None));
+        let tensors: Vec<String> = stack.weights().into_iter().map(|w| w.name.clone()).collect();
+        let bar = bar.clone();
+        compress.compressor(encoding, &tensors, Pool::new(machine::threads()), move |n| bar.inc(2 * n as u64))
+    });
+    let compressor = compressor.transpose()?;
     let shared: &Writer = writer;
     let weights = checkpoint.weights();
     let load = |w: &anemone_models::WeightRef| w.load(&*weights);
+    let package = |file: String, role, lowered: (Program, Vec<WeightRecord>)| -> Result<Done> {
+        let (program, records) = lowered;
+        let package = match &compressor {
+            None => shared.package(&file, role, &program, records),
+            Some(compressor) => {
+                let records: Vec<_> = records.into_iter().map(|record| vec![record]).collect();
+                shared.compressed_package(&file, role, &program, &records, compressor)
+            }
+        };
+        Ok(Done::Package(package?))
+    };
     let perform = |job: &Job| -> Result<Done> {
         Ok(match job {
             Job::Chunk(i) => {
-                let (program, records) = lower_chunk(stack, &load, &plan.chunks[*i], options)?;
-                Done::Package(shared.package(
-                    &format!("chunk_{i}.mlpackage"),
-                    Role::Chunk,
-                    &program,
-                    records,
-                )?)
+                let lowered = lower_chunk(stack, &load, &plan.chunks[*i], options)?;
+                package(format!("chunk_{i}.mlpackage"), Role::Chunk, lowered)?
             }
             Job::Head(i) => {
-                let (program, records) = lower_head(stack, &load, plan.head[*i].clone(), options)?;
-                Done::Package(shared.package(
-                    &format!("head_{i}.mlpackage"),
-                    Role::Head,
-                    &program,
-                    records,
-                )?)
+                let lowered = lower_head(stack, &load, plan.head[*i].clone(), options)?;
+                package(format!("head_{i}.mlpackage"), Role::Head, lowered)?
             }
             Job::Embedding => {
                 let name = &stack.embedding.name;
@@ -88,34 +99,17 @@ pub(super) fn run(
         })
     };
 
-    let next = AtomicUsize::new(0);
-    let results: Vec<Mutex<Option<Result<Done>>>> = jobs.iter().map(|_| Mutex::new(None)).collect();
-    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(jobs.len());
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                while let Some(i) = Some(next.fetch_add(1, Ordering::Relaxed)).filter(|i| *i < jobs.len()) {
-                    let (job, bytes) = &jobs[i];
-                    let result = perform(job);
-                    if result.is_err() {
-                        // What has not begun need not.
-                        next.store(jobs.len(), Ordering::Relaxed);
-                    }
-                    bar.inc(*bytes);
-                    *results[i].lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(result);
-                }
-            });
+    let done = in_parallel(jobs.len(), &|i| {
+        let (job, bytes) = &jobs[i];
+        let done = perform(job)?;
+        // Compressed weights have counted themselves.
+        if compressor.is_none() || matches!(job, Job::Embedding | Job::Hash(..)) {
+            bar.inc(*bytes);
         }
+        Ok(done)
     });
     bar.finish_and_clear();
-
-    let mut done = Vec::with_capacity(jobs.len());
-    for result in results {
-        done.extend(result.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner).transpose()?);
-    }
-    if done.len() < jobs.len() {
-        return Err(anyhow!("the conversion ended early; please report this"));
-    }
+    let done = done?;
     let mut sha256 = if checkpoint.dir().is_some() { BTreeMap::new() } else { demo::sha256() };
     for done in done {
         match done {

@@ -106,7 +106,7 @@ fn write(
 ) -> Result<Bundle> {
     let plan = plan(stack, options).with_context(|| checkpoint.name().to_string())?;
     let mut writer = Writer::create(out, false)?;
-    let sha256 = jobs::run(checkpoint, stack, options, &plan, &mut writer, shell)?;
+    let sha256 = jobs::run(checkpoint, stack, options, &plan, None, &mut writer, shell)?;
     let source = Source { name: checkpoint.name().into(), model_type: stack.model_type.clone(), sha256 };
     let tensors = stack.weights().into_iter().map(|w| (w.name.clone(), w.shape.to_vec())).collect();
     writer.finish(source, options, &plan, tensors, "a calibration")?;
