@@ -10,7 +10,7 @@ use crate::profile::{Effects, Profile, Ties, fp16_of};
 use crate::value::widen;
 
 /// Running sums side by side, so that loops become vectors.
-const LANES: usize = 16;
+const LANES: usize = 8;
 /// 2^−14.
 const SMALLEST: f32 = 1.0 / 16384.0;
 /// Multiplications a task should have.
@@ -24,10 +24,14 @@ pub(crate) struct Accumulator {
     effects: Effects,
 }
 
-/// One of the two sides of products: rows of factors, and with them the powers of two below each where those decide.
-pub(crate) struct Factors {
+/// One of the two sides of products: rows of factors, filled up with zeros to whole vectors, and with them the powers of two below
+/// each where those decide.
+struct Factors {
     values: Vec<f32>,
     powers: Vec<f32>,
+    /// Factors of a row.
+    k: usize,
+    stride: usize,
 }
 
 /// The rules for sums of one length, as the loops take them.
@@ -71,24 +75,36 @@ impl Accumulator {
         }
     }
 
-    /// Prepares factors in place.
-    pub(crate) fn factors(&self, mut values: Vec<f32>) -> Factors {
-        let mut powers = Vec::new();
-        self.prepare(&mut values, &mut powers);
-        Factors { values, powers }
+    /// Room for rows of `k` factors.
+    fn factors(&self, rows: usize, k: usize) -> Factors {
+        let stride = k.next_multiple_of(LANES);
+        let powers = if self.effects.product_drop.is_some() { rows * stride } else { 0 };
+        Factors { values: vec![0.0; rows * stride], powers: vec![SMALLEST; powers], k, stride }
     }
 
-    fn prepare(&self, values: &mut [f32], powers: &mut Vec<f32>) {
+    /// Rows of `k` factors as they are in memory.
+    fn rows(&self, from: &[f32], k: usize) -> Factors {
+        let mut factors = self.factors(from.len() / k, k);
+        for (i, row) in from.chunks_exact(k).enumerate() {
+            factors.values_of(i).copy_from_slice(row);
+            self.prepare(&mut factors, i);
+        }
+        factors
+    }
+
+    /// Takes the values of a row as they are decoded.
+    fn prepare(&self, factors: &mut Factors, row: usize) {
         if self.effects.non_finite.is_some() {
-            for v in values.iter_mut().filter(|v| !v.is_finite()) {
+            for v in factors.values_of(row).iter_mut().filter(|v| !v.is_finite()) {
                 // The bits of an fp16 number whose exponent is 31, read as if that were any other.
                 let fraction = f32::from_bits(v.to_bits() & 0x007f_e000 | 1.0f32.to_bits());
                 *v = (fraction * 65536.0).copysign(*v);
             }
         }
-        powers.clear();
-        if self.effects.product_drop.is_some() {
-            powers.extend(values.iter().map(|v| power(*v)));
+        if !factors.powers.is_empty() {
+            let at = row * factors.stride;
+            let values = &factors.values[at..at + factors.k];
+            factors.powers[at..].iter_mut().zip(values).for_each(|(p, v)| *p = power(*v));
         }
     }
 
@@ -100,12 +116,12 @@ impl Accumulator {
         }
         let m = a.len() / k;
         let rule = self.rule(k, true);
-        let (a, b) = (self.factors(a.to_vec()), self.factors(b.to_vec()));
+        let (a, b) = (self.rows(a, k), self.rows(b, k));
         let rows = (TASK / a.values.len()).max(1);
         in_parts(context, out, rows * m, |first, out| {
             for (i, out) in out.chunks_exact_mut(m).enumerate() {
-                let b = b.row(first / m + i, k);
-                out.iter_mut().enumerate().for_each(|(j, o)| *o = rule.dot(a.row(j, k), b, 0.0));
+                let b = b.row(first / m + i);
+                out.iter_mut().enumerate().for_each(|(j, o)| *o = rule.dot(a.row(j), b, 0.0));
             }
         });
     }
@@ -122,21 +138,19 @@ impl Accumulator {
     ) {
         let tokens = x.len() / k;
         let rule = self.rule(k, false);
-        let x = self.factors(x.to_vec());
+        let x = self.rows(x, k);
         // Row by row, so that each is widened once; then turned.
         let mut turned = vec![0.0; rows * tokens];
         let each = (TASK / x.values.len()).max(1);
         in_parts(context, &mut turned, each * tokens, |first, part| {
-            let mut row = Factors { values: vec![0.0; k], powers: Vec::with_capacity(k) };
+            let mut row = self.factors(1, k);
             for (i, part) in part.chunks_exact_mut(tokens).enumerate() {
                 let r = first / tokens + i;
-                widen(dtype, weight, r * k, &mut row.values);
-                let Factors { values, powers } = &mut row;
-                self.prepare(values, powers);
+                widen(dtype, weight, r * k, row.values_of(0));
+                self.prepare(&mut row, 0);
                 let start = bias.map_or(0.0, |b| b[r]);
-                part.iter_mut()
-                    .enumerate()
-                    .for_each(|(t, o)| *o = rule.dot(row.row(0, k), x.row(t, k), start));
+                let row = row.row(0);
+                part.iter_mut().enumerate().for_each(|(t, o)| *o = rule.dot(row, x.row(t), start));
             }
         });
         for (t, out) in out.chunks_exact_mut(rows).enumerate() {
@@ -151,6 +165,11 @@ impl Accumulator {
     }
 }
 
+/// The nearest whole number, ties away from zero, of what is below 2^52.
+fn whole(v: f64) -> f64 {
+    (v + 0.5f64.copysign(v)) as i64 as f64
+}
+
 /// The power of two below a factor; below fp16's smallest normal number all count as that.
 #[inline]
 fn power(v: f32) -> f32 {
@@ -159,9 +178,14 @@ fn power(v: f32) -> f32 {
 }
 
 impl Factors {
-    fn row(&self, i: usize, k: usize) -> (&[f32], &[f32]) {
-        let powers = if self.powers.is_empty() { &[][..] } else { &self.powers[i * k..(i + 1) * k] };
-        (&self.values[i * k..(i + 1) * k], powers)
+    fn row(&self, i: usize) -> Row<'_> {
+        let row = i * self.stride..(i + 1) * self.stride;
+        (&self.values[row.clone()], if self.powers.is_empty() { &[] } else { &self.powers[row] })
+    }
+
+    /// The values of a row, without what fills it up.
+    fn values_of(&mut self, i: usize) -> &mut [f32] {
+        &mut self.values[i * self.stride..i * self.stride + self.k]
     }
 }
 
@@ -188,7 +212,7 @@ impl Rule {
     }
 
     fn fixed(&self, a: Row<'_>, b: Row<'_>, bias: f32, steps: f32) -> f32 {
-        let start = (f64::from(bias) * f64::from(steps)).round();
+        let start = whole(f64::from(bias) * f64::from(steps));
         let limit = self.limit.map(|l| f64::from(l) * f64::from(steps));
         let fast = match (self.kept > 0.0, self.flushed > 0.0) {
             (false, false) => self.steps::<false, false>(a, b, steps),
@@ -200,7 +224,7 @@ impl Rule {
         let total = match fast {
             // No order of the terms comes near the limit.
             Some((total, reach)) if f64::from(reach) * 1.001 + start.abs() < room => start + f64::from(total),
-            _ => self.in_order(a, b, start, limit, |p| (p * f64::from(steps)).round()),
+            _ => self.in_order(a, b, start, limit, |p| whole(p * f64::from(steps))),
         };
         let value = total / f64::from(steps);
         match self.ties {
@@ -216,14 +240,13 @@ impl Rule {
         (b, bp): Row<'_>,
         steps: f32,
     ) -> Option<(i32, f32)> {
-        // A product of fp16 numbers has 22 bits. Two steps of its last f32 bit more move exactly the ties away from zero.
+        // A product of fp16 numbers has 22 bits. A step or two of its last f32 bit more moves exactly the ties away from zero.
         let scale = steps * f32::from_bits(1.0f32.to_bits() + 1);
-        let mut total = [0u32; LANES];
-        let (mut reach, mut most) = ([0.0f32; LANES], [0.0f32; LANES]);
-        let whole = a.len() / LANES * LANES;
-        let (mut x, mut xp, mut y, mut yp) =
-            ([0.0f32; LANES], [0.0f32; LANES], [0.0f32; LANES], [0.0f32; LANES]);
-        let mut add = |a: &[f32; LANES], ap: &[f32; LANES], b: &[f32; LANES], bp: &[f32; LANES]| {
+        let (mut total, mut reach, mut most) = ([0u32; LANES], [0.0f32; LANES], [0.0f32; LANES]);
+        let (ap, bp) = if DROP { (ap, bp) } else { (a, b) };
+        let (a, b) = (a.as_chunks::<LANES>().0, b.as_chunks::<LANES>().0);
+        let (ap, bp) = (ap.as_chunks::<LANES>().0, bp.as_chunks::<LANES>().0);
+        for ((a, b), (ap, bp)) in a.iter().zip(b).zip(ap.iter().zip(bp)) {
             for l in 0..LANES {
                 let p = a[l] * b[l];
                 let mut q = p * scale;
@@ -238,25 +261,6 @@ impl Rule {
                 reach[l] += size;
                 most[l] = if size > most[l] { size } else { most[l] };
             }
-        };
-        for i in (0..whole).step_by(LANES) {
-            let part = |v: &[f32]| -> [f32; LANES] {
-                v.get(i..i + LANES).and_then(|v| v.try_into().ok()).unwrap_or([0.0; LANES])
-            };
-            let powers = if DROP { (part(ap), part(bp)) } else { (x, x) };
-            add(&part(a), &powers.0, &part(b), &powers.1);
-        }
-        let rest = a.len() - whole;
-        let mut rounds = whole / LANES;
-        if rest > 0 {
-            x[..rest].copy_from_slice(&a[whole..]);
-            y[..rest].copy_from_slice(&b[whole..]);
-            if DROP {
-                xp[..rest].copy_from_slice(&ap[whole..]);
-                yp[..rest].copy_from_slice(&bp[whole..]);
-            }
-            add(&x, &xp, &y, &yp);
-            rounds += 1;
         }
         let most = most.into_iter().fold(0.0, f32::max);
         let reach: f32 = reach.into_iter().sum();
@@ -265,7 +269,7 @@ impl Rule {
             return None;
         }
         let total = total.into_iter().fold(0u32, u32::wrapping_add);
-        let offset = WHOLE.to_bits().wrapping_mul((rounds * LANES) as u32);
+        let offset = WHOLE.to_bits().wrapping_mul((a.len() * LANES) as u32);
         Some((total.wrapping_sub(offset) as i32, reach))
     }
 
@@ -282,32 +286,36 @@ impl Rule {
                 return (ops::exact_sum(&terms, f64::from) + f64::from(bias)) as f32;
             }
         } else {
-            let (mut total, mut reach) = ([0.0f32; LANES], [0.0f32; LANES]);
-            let mut add = |l: usize, p: f32, kept: bool| {
-                // A NaN stays.
-                let p = if !kept || p.abs() < self.flushed { 0.0 } else { p };
-                total[l] += p;
-                reach[l] += p.abs();
+            let (total, reach) = if ap.is_empty() {
+                self.lanes::<false>((a, a), (b, b))
+            } else {
+                self.lanes::<true>((a, ap), (b, bp))
             };
-            let whole = a.len() / LANES * LANES;
-            for i in (0..whole).step_by(LANES) {
-                let (x, y) = (&a[i..i + LANES], &b[i..i + LANES]);
-                if ap.is_empty() {
-                    (0..LANES).for_each(|l| add(l, x[l] * y[l], true));
-                } else {
-                    let (xp, yp) = (&ap[i..i + LANES], &bp[i..i + LANES]);
-                    (0..LANES).for_each(|l| add(l, x[l] * y[l], xp[l] * yp[l] >= self.kept));
-                }
-            }
-            for i in whole..a.len() {
-                add(i - whole, a[i] * b[i], ap.is_empty() || ap[i] * bp[i] >= self.kept);
-            }
-            let reach: f32 = reach.into_iter().sum();
             if self.limit.is_none_or(|l| reach * 1.001 + bias.abs() < l) {
-                return total.into_iter().sum::<f32>() + bias;
+                return total + bias;
             }
         }
         self.in_order((a, ap), (b, bp), f64::from(bias), self.limit.map(f64::from), |p| p) as f32
+    }
+
+    /// The sum in f32, and that of the magnitudes.
+    fn lanes<const DROP: bool>(&self, (a, ap): Row<'_>, (b, bp): Row<'_>) -> (f32, f32) {
+        let (mut total, mut reach) = ([0.0f32; LANES], [0.0f32; LANES]);
+        let (a, b) = (a.as_chunks::<LANES>().0, b.as_chunks::<LANES>().0);
+        let (ap, bp) = (ap.as_chunks::<LANES>().0, bp.as_chunks::<LANES>().0);
+        for ((a, b), (ap, bp)) in a.iter().zip(b).zip(ap.iter().zip(bp)) {
+            for l in 0..LANES {
+                let p = a[l] * b[l];
+                // A NaN stays.
+                let mut p = if p.abs() < self.flushed { 0.0 } else { p };
+                if DROP {
+                    p = if ap[l] * bp[l] >= self.kept { p } else { 0.0 };
+                }
+                total[l] += p;
+                reach[l] += p.abs();
+            }
+        }
+        (total.into_iter().sum(), reach.into_iter().sum())
     }
 
     /// Term by term, as far as the limit; each product as `round` takes it.
@@ -338,3 +346,6 @@ impl Rule {
         total
     }
 }
+
+#[cfg(test)]
+mod tests;

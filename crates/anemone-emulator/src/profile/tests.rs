@@ -119,3 +119,44 @@ fn limits_are_those_of_the_effects_that_are_on() {
     assert_eq!(limits("m1,-small-products", 4096).dropped, None);
     assert_eq!(limits("m1,-overflow", 1).overflow, Some(65520.0));
 }
+
+/// Bytes of a profile from outside: any change of them is a profile or an error, and what is a profile computes.
+#[test]
+fn damaged_files_are_refused_or_work() {
+    let (_, text) = BUILT_IN[3];
+    let mut state = 1u64;
+    let mut next = |n: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % n
+    };
+    let (mut read, mut refused) = (0, 0);
+    for _ in 0..2000 {
+        let mut bytes = text.as_bytes().to_vec();
+        for _ in 0..=next(3) {
+            let at = next(bytes.len());
+            match next(4) {
+                0 => bytes[at] = b"0123456789.-e[]\"="[next(17)],
+                1 => drop(bytes.drain(at..(at + next(40)).min(bytes.len()))),
+                2 => bytes.insert(at, b'9'),
+                _ => bytes[at] ^= 1 << next(7),
+            }
+        }
+        let Ok(text) = String::from_utf8(bytes) else { continue };
+        match Profile::from_toml(&text) {
+            Ok(profile) => {
+                read += 1;
+                for x in [0.0, -1e-8, 3.3, -70000.0, f32::INFINITY, f32::NAN] {
+                    for op in ["sigmoid", "tanh", "exp", "gelu", "silu"] {
+                        let _ = profile.table(op).map(|t| t.at(x));
+                    }
+                }
+                let _ = profile.limits(5000);
+            }
+            Err(error) => {
+                refused += 1;
+                assert_eq!(error.to_string().lines().count(), 1, "{error}");
+            }
+        }
+    }
+    assert!(read > 100 && refused > 100, "{read} read, {refused} refused");
+}

@@ -127,6 +127,9 @@ impl Shape {
     }
 }
 
+/// Small, with a feed-forward part whose sums come within two doublings of overflow.
+const LARGE: Shape = Shape { ffn_norm: 500.0, operator_norm: 1.0, ..SMALL };
+
 const TEXT: &str = "Once upon a time there was a little girl who liked to play in the garden with her dog.";
 
 #[test]
@@ -229,6 +232,18 @@ fn scales_are_chosen_from_a_text_and_change_no_bit_where_nothing_is_rounded() {
         logits("plain", &["--exact"]) == logits("scaled", &["--exact"]),
         "weights are read back as they were"
     );
+
+    // What is too large is made smaller, as far as the weights keep all bits.
+    let large = dir.path().join("large");
+    LARGE.write(&large);
+    for (name, more) in [("large-plain", &none[..]), ("large-scaled", &auto[..])] {
+        let fixed = ["convert", "-q", "--model", large.to_str().unwrap(), "--out", &out(name), "--ctx", "64"];
+        anemone(&[&fixed[..], &["--prefill", "16"], more].concat()).ok();
+    }
+    let manifest = read_json(&dir.path().join("large-scaled/manifest.json"));
+    let chosen = manifest["options"]["scales"]["log2"]["model_layers_0_feed_forward_w2"].as_i64().unwrap();
+    assert!((-3..0).contains(&chosen), "{chosen}");
+    assert!(logits("large-plain", &f32) == logits("large-scaled", &f32), "nor where it is below 1");
 
     // On the chips they bring back what was dropped.
     let cosine = |name: &str, profile: &str| {
