@@ -150,3 +150,20 @@ fn the_order_of_terms_does_not_show_where_nothing_overflows() {
         }
     }
 }
+
+#[test]
+fn many_small_products_overflow_as_few_large_ones_do() {
+    let accumulator = Accumulator::new(&"m4".parse().unwrap()).unwrap();
+    // 585 products of 56 are 32760, and one more is beyond 32768; what comes after does not bring it back.
+    let sum = |up: usize, down: usize| {
+        let b: Vec<f32> = std::iter::repeat_n(8.0, up).chain(std::iter::repeat_n(-8.0, down)).collect();
+        let (a, mut out) = (vec![7.0; b.len()], [0.0]);
+        accumulator.product(&Context::new(1), &a, &b, b.len(), &mut out);
+        out[0]
+    };
+    assert_eq!((sum(585, 0), sum(585, 585), sum(585, 1170)), (32768.0, 0.0, -32768.0));
+    assert_eq!(
+        (sum(586, 0), sum(586, 586), sum(0, 586), sum(585, 1171)),
+        (f32::INFINITY, f32::INFINITY, f32::NEG_INFINITY, f32::NEG_INFINITY)
+    );
+}
