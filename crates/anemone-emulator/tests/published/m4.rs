@@ -241,15 +241,17 @@ fn attended(
     ((error / size).sqrt(), found)
 }
 
+/// Published as 0.67 % and 2.37 %, and in full in results/historical/g5-attention/evidence.json. Nothing is fitted, so it is the same
+/// up to the rounding of f64.
 #[test]
 fn constant_values_vanish_under_normalized_probabilities_and_err_as_published_without() {
     let whole = |_| 1.0;
-    for (value, published) in [(0.0005, 0.0067), (0.00025, 0.0237)] {
+    for (value, published) in [(0.0005, 0.006_675_024_908_657_312), (0.00025, 0.023_712_423_469_564_887)] {
         let v = vec![fp16(value); CHANNELS * KEYS];
         let (error, found) = attended(&v, 1.0, 1.0, |q| 1.0 / seen(q) as f64, whole);
         assert!(error == 1.0 && found.iter().all(|v| *v == 0.0), "{value} normalized: {error}");
         let (error, _) = attended(&v, 1.0, 1.0, whole, |q| seen(q) as f64);
-        assert!((error - published).abs() < 1.5e-4, "{value} unnormalized: {error}, published {published}");
+        assert!((error - published).abs() < 1e-12, "{value} unnormalized: {error}, published {published}");
     }
 }
 
