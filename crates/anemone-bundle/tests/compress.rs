@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anemone_ane::{LayaFunctions, WeightRecord};
 use anemone_bundle::{
@@ -277,6 +278,33 @@ fn a_wrong_encoder_is_found_out() {
     let error =
         writer.compressed_package("q.mlpackage", Role::Body, &program, &records, &failing).unwrap_err();
     assert_eq!(error.to_string(), "weight `up`");
+}
+
+#[test]
+fn codes_of_another_table_are_found_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let (program, records) = program(9);
+    let writer = Writer::create(&dir.path().join("b"), false).unwrap();
+    let good = compressor(Encoding::Palette(Scheme::new(1, None, Method::Exact)));
+    let (encode, calls) = (Arc::clone(&good.encode), AtomicUsize::new(0));
+    // A table of two entries is asked for before its codes; these are made for another one, and measured against it.
+    let bad = Compressor {
+        encode: Arc::new(move |site, encoding, matrix| {
+            let mut encoded = encode(site, encoding, matrix)?;
+            if let (Encoded::Palette(p), 2..) = (&mut encoded, calls.fetch_add(1, Ordering::Relaxed)) {
+                p.tables.reverse();
+                p.codes.iter_mut().for_each(|code| *code = 1 - *code);
+            }
+            Ok(encoded)
+        }),
+        ..good
+    };
+    let error = writer.compressed_package("p.mlpackage", Role::Body, &program, &records, &bad).unwrap_err();
+    let error = error.to_string();
+    assert!(
+        error.starts_with("`model.up.weight`: ") && error.contains("it decodes to other numbers"),
+        "{error}"
+    );
 }
 
 #[test]
