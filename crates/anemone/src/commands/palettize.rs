@@ -165,7 +165,7 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
         let (path, precision) = (args.bundle.clone(), compression.precision.clone());
         return Err(Error::Compressed { path, precision }.into());
     }
-    gate::check(args, &source)?;
+    gate::check(args, &source, shell)?;
     source.verify_hashes()?;
     let place = || format!("--out {}", args.out.display());
     let mut writer = if args.gate.is_some() {

@@ -227,6 +227,16 @@ fn what_makes_no_sense_is_named_and_leaves_nothing() {
     );
     bad(&["--precision", "lut4", "--model", "x"], 1, &["--model", "--gate"]);
     bad(&["--precision", "lut4", "--gate-input", "x"], 2, &["--gate"]);
+    bad(
+        &["--precision", "lut4", "--gate", "0.9", "--gate-input", "none"],
+        1,
+        &["--gate-input none", "no such file"],
+    );
+    bad(
+        &["--precision", "lut4", "--gate", "0.9", "--model", "./none"],
+        1,
+        &["--model ./none", "no such file"],
+    );
     let convert = |flags: &[&str]| {
         anemone(&[&["convert", "-q", "--out", &made.at("x"), "--ctx", "64"][..], flags].concat())
     };

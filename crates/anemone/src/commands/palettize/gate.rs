@@ -15,7 +15,7 @@ use crate::machine;
 const KEPT: usize = 5;
 
 /// Errors for flags that the gate could not use.
-pub(super) fn check(args: &Args, source: &Source) -> Result<()> {
+pub(super) fn check(args: &Args, source: &Source, shell: &Shell) -> Result<()> {
     let Some(bar) = args.gate else {
         ensure!(
             args.model.model.is_none(),
@@ -30,6 +30,11 @@ pub(super) fn check(args: &Args, source: &Source) -> Result<()> {
     if let Err(problem) = problem {
         anyhow::bail!("--gate {bar}: {problem}");
     }
+    // What is missing is said before the work, which may be long.
+    if let Some(path) = &args.gate_input {
+        ensure!(path.is_file(), "--gate-input {}: no such file; name a text or JSONL file", path.display());
+    }
+    crate::model::locate(&args.model, shell)?;
     Ok(())
 }
 
