@@ -55,6 +55,15 @@ impl Constants {
         }
     }
 
+    /// Unsigned codes of 8 bits and fewer in the weight file, a byte each; none for anything else.
+    pub(crate) fn codes(&self, value: &Value) -> Option<Vec<u8>> {
+        use DataType::{Uint1, Uint2, Uint3, Uint4, Uint6, Uint8};
+        let Value::Weight(ty, id) = value else { return None };
+        let bits =
+            ty.dtype.bits().filter(|_| matches!(ty.dtype, Uint1 | Uint2 | Uint3 | Uint4 | Uint6 | Uint8))?;
+        unpack_bits(&self.bytes(id.0).ok()?, bits, ty.numel())
+    }
+
     /// The data of a run-time operand that is constant; kept, so that functions share it.
     pub(crate) fn operand(&mut self, id: VarId, var: &Var) -> Option<Result<Data, String>> {
         if let Some(expanded) = self.named.get(&id) {

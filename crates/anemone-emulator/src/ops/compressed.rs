@@ -1,13 +1,14 @@
 //! Compressed weights, expanded to what Core ML computes with.
 
-use anemone_mil::DataType;
+use anemone_mil::{DataType, Value};
+use anemone_tensor::DType;
 use half::f16;
 
 use super::layout::strides;
 use crate::constants::{Constants, Expanded};
 use crate::plan::LIMIT;
 use crate::site::Site;
-use crate::value::Data;
+use crate::value::{Data, Stored};
 
 /// Expands a `constexpr` operation and names the result.
 pub(crate) fn expand(site: &Site<'_>) -> Result<(), String> {
@@ -35,6 +36,13 @@ pub(crate) fn expand(site: &Site<'_>) -> Result<(), String> {
     let lut = kind == "constexpr_lut_to_dense";
     let axis = if lut && !packed { site.axis("vector_axis", out.shape.len().max(1), 0)? } else { 0 };
     let make = |constants: &Constants| {
+        if lut
+            && !packed
+            && out.dtype == DataType::Float16
+            && let Some(dense) = rows_of_tables(constants, first, second)?
+        {
+            return Ok(dense);
+        }
         let a = constants.data(first)?;
         if kind == "constexpr_cast" {
             return Expanded::floats(out.dtype, &a.to_f32());
@@ -83,6 +91,29 @@ pub(crate) fn expand(site: &Site<'_>) -> Result<(), String> {
         Expanded::floats(out.dtype, &dense)
     };
     site.constants.borrow_mut().expand(site.op.outputs[0], key, make)
+}
+
+/// The usual case, without a number of 32 bits for each weight on the way: fp16 tables of single numbers for equal runs of the
+/// first axis.
+fn rows_of_tables(constants: &Constants, codes: &Value, table: &Value) -> Result<Option<Expanded>, String> {
+    let (shape, count) = (&table.ty().shape, codes.ty().numel());
+    let [groups, ones @ .., entries, 1] = &shape[..] else { return Ok(None) };
+    if *groups == 0 || ones.iter().any(|d| *d != 1) || !count.is_multiple_of(*groups) {
+        return Ok(None);
+    }
+    let Some(codes) = constants.codes(codes) else { return Ok(None) };
+    let table: Vec<[u8; 2]> =
+        constants.data(table)?.to_f32().iter().map(|v| f16::from_f32(*v).to_le_bytes()).collect();
+    let mut bytes = Vec::with_capacity(2 * count);
+    for (codes, table) in codes.chunks((count / groups).max(1)).zip(table.chunks(*entries)) {
+        for code in codes {
+            let entry = table.get(usize::from(*code));
+            bytes.extend(
+                entry.ok_or_else(|| format!("index {code} is outside a table of {entries} entries"))?,
+            );
+        }
+    }
+    Ok(Some(Expanded::Floats(Stored { dtype: DType::F16, bytes: bytes.into() })))
 }
 
 /// An expansion in the type it is declared in.
