@@ -29,6 +29,15 @@ pub struct WeightRecord {
     pub shape: Vec<usize>,
 }
 
+impl WeightRecord {
+    /// All of a matrix `[rows, columns]`, as it is.
+    pub fn whole(tensor: &str, shape: &[usize]) -> Self {
+        let size = |axis: usize| shape.get(axis).copied().unwrap_or(1);
+        let (rows, columns) = (0..size(0), 0..size(1));
+        Self { tensor: tensor.to_owned(), rows, columns, log2_scale: 0, shape: shape.to_vec() }
+    }
+}
+
 /// Reads a weight a stack names; the tensor shares the stored bytes.
 pub type Load<'a> = &'a dyn Fn(&WeightRef) -> Result<Tensor, anemone_models::Error>;
 

@@ -53,6 +53,9 @@ pub struct Compression {
     pub only: Vec<String>,
     /// Patterns of tensors that were left as they are.
     pub skip: Vec<String>,
+    /// What the weights were chosen by, where a model was run for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub calibration: Option<CalibrationRecord>,
     /// The judgement of a gate, where one was asked for.
     pub gate: Option<Gate>,
     /// What was lost in each weight, in order of the packages.
@@ -66,6 +69,20 @@ pub struct SourceBundle {
     pub name: String,
     /// SHA-256 of its manifest, which has the hashes of everything else.
     pub manifest_sha256: String,
+}
+
+/// The text or rows that a model was run over.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CalibrationRecord {
+    /// SHA-256 of the file.
+    pub sha256: String,
+    /// Tokens that a map met at most.
+    pub tokens: u64,
+    /// Whether later columns made up for the errors of those before them.
+    pub feedback: bool,
+    /// What mixed bits had to keep to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub goal: Option<String>,
 }
 
 /// Whether a candidate is good enough to be used.

@@ -21,7 +21,7 @@ mod writer;
 
 pub use bundle::Bundle;
 pub use compress::{Choose, Compressor, Encode, Encoded, Encoding, Site};
-pub use compression::{Compression, Gate, PieceEncoding, SourceBundle, TensorSummary};
+pub use compression::{CalibrationRecord, Compression, Gate, PieceEncoding, SourceBundle, TensorSummary};
 pub use decision::{
     DECISION_FILES, DECISION_FORMAT, DECISION_FORMAT_VERSION, DecisionBundle, DecisionManifest,
     DecisionOptions,

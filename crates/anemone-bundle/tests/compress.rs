@@ -135,6 +135,7 @@ fn compression() -> Compression {
         threshold: 100,
         only: Vec::new(),
         skip: Vec::new(),
+        calibration: None,
         gate: None,
         tensors: Vec::new(),
     }

@@ -82,7 +82,8 @@ impl Calibration {
     /// Names of the maps' weights that the text met, in the order of a pass; those that share an input by name.
     pub fn maps(&self) -> Vec<String> {
         let inner = lock(&self.inner);
-        let mut maps: Vec<(usize, &String)> = inner.places.iter().map(|(name, place)| (*place, name)).collect();
+        let mut maps: Vec<(usize, &String)> =
+            inner.places.iter().map(|(name, place)| (*place, name)).collect();
         maps.sort();
         maps.into_iter().map(|(_, name)| name.clone()).collect()
     }
@@ -102,7 +103,7 @@ impl Calibration {
             return Ok(Some(Arc::clone(factor)));
         }
         let context = Context::new(self.threads);
-        let moments = inner.moments(place, &context)?.of_columns(columns.clone());
+        let moments = inner.moments(place, &context)?.shrunk(columns.clone());
         let factor = Factor::new(&moments, columns.len(), DAMPING, &context)
             .map_err(|source| Error::Factor { tensor: tensor.to_owned(), source })?;
         let factor = Arc::new(factor);

@@ -63,6 +63,20 @@ impl Moments {
         self.tokens
     }
 
+    /// [`Moments::of_columns`] as far as so many tokens can be believed: of what two features have in common, the part
+    /// `tokens / (tokens + features)` is kept. Few tokens show much that other text does not.
+    pub fn shrunk(&self, columns: std::ops::Range<usize>) -> Vec<f32> {
+        let (n, tokens) = (columns.len(), self.tokens as f64);
+        let kept = (tokens / (tokens + self.features as f64)) as f32;
+        let mut moments = self.of_columns(columns);
+        for (i, row) in moments.chunks_exact_mut(n.max(1)).enumerate() {
+            for (_, v) in row.iter_mut().enumerate().filter(|(j, _)| *j != i) {
+                *v *= kept;
+            }
+        }
+        moments
+    }
+
     /// `[features, features]`, symmetric; of the `columns` alone.
     pub fn of_columns(&self, columns: std::ops::Range<usize>) -> Vec<f32> {
         let n = self.features;
@@ -92,6 +106,9 @@ mod tests {
                 // Small integers: exact in any order.
                 assert_eq!(part[i * 100 + j], expected);
             }
+            let shrunk = moments.shrunk(500..600);
+            assert_eq!(shrunk[7 * 100 + 7], part[7 * 100 + 7]);
+            assert_eq!(shrunk[7 * 100 + 9], part[7 * 100 + 9] * (5.0 / 605.0) as f32);
         }
     }
 }

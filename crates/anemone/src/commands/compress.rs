@@ -1,19 +1,28 @@
 //! What `convert --precision` and `palettize` have in common.
 
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use anemone_bundle::{Compression, Compressor, Encoded, Encoding, Site, SourceBundle, TensorSummary};
-use anemone_kernels::Pool;
+use anemone_bundle::{
+    CalibrationRecord, Compression, Compressor, Encoded, Encoding, Site, SourceBundle, TensorSummary,
+};
+use anemone_kernels::Context;
 use anemone_palettize::{Importance, Method, Scheme, affine, palettize};
 use anyhow::{Result, bail, ensure};
 use clap::ValueEnum;
 use clap::builder::RangedU64ValueParser;
 use serde_json::{Value, json};
 
+use super::calibrate::Subject;
+use super::guide::{Guide, Wish};
+use super::mixed::Goal;
+use crate::cli::Shell;
 use crate::machine;
 
 /// Rows that share a table when nothing is said.
 const GROUP: usize = 32;
+/// Tokens of a calibration when nothing is said.
+const TOKENS: usize = 8192;
 /// Elements below which a weight stays fp16 when nothing is said.
 const THRESHOLD: usize = 2048;
 
@@ -42,6 +51,36 @@ pub(crate) struct CompressArgs {
     /// Leave tensors whose name this matches as they are; may be given several times
     #[arg(long, value_name = "PATTERN")]
     palettize_skip: Vec<String>,
+    /// Run the model over this, and choose weights by what its maps read: a text or JSONL with a "text" in each line for a language
+    /// model, JSONL rows (as `validate --batch`) for a decision model
+    #[arg(long, value_name = "TEXT|JSONL", help_heading = "Calibration")]
+    pub(crate) calibrate: Option<PathBuf>,
+    /// Tokens of the text that are run [default: 8192]
+    #[arg(long, value_name = "N", requires = "calibrate", help_heading = "Calibration", value_parser = RangedU64ValueParser::<usize>::new().range(1..=1 << 24), allow_negative_numbers = true)]
+    calibrate_tokens: Option<usize>,
+    /// Round each weight by itself, and not so that later columns make up for the errors of those before
+    #[arg(long, requires = "calibrate", help_heading = "Calibration")]
+    no_feedback: bool,
+    /// What --precision mixed may take: bytes of all compressed weights (150M) or bits for each of them (4.5bits)
+    #[arg(
+        long,
+        value_name = "SIZE",
+        requires = "calibrate",
+        conflicts_with = "min_cos",
+        help_heading = "Calibration",
+        allow_negative_numbers = true
+    )]
+    mixed: Option<Goal>,
+    /// What --precision mixed must keep to: the mean cosine of logits over the calibration
+    #[arg(long, value_name = "C", requires = "calibrate", help_heading = "Calibration", value_parser = cosine, allow_negative_numbers = true)]
+    min_cos: Option<f64>,
+}
+
+fn cosine(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if value > 0.0 && value < 1.0 => Ok(value),
+        _ => Err("give a number above 0 and below 1".into()),
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -53,6 +92,8 @@ pub(crate) enum Precision {
     Lut4,
     Lut6,
     Lut8,
+    /// Tables of 2 to 8 bits, each weight with what it is worth
+    Mixed,
     Int4,
     Int8,
 }
@@ -70,6 +111,16 @@ enum Palette {
 impl CompressArgs {
     /// How weights are to be stored; none for fp16. Flags that mean nothing then are refused.
     pub(crate) fn encoding(&self) -> Result<Option<Encoding>> {
+        let goals = [("--mixed", self.mixed.is_some()), ("--min-cos", self.min_cos.is_some())];
+        match (self.precision, goals.into_iter().find(|(_, given)| *given)) {
+            (Precision::Mixed, None) => bail!(
+                "--precision mixed needs --calibrate and what to keep to: --mixed 4.5bits, --mixed 150M or --min-cos 0.999"
+            ),
+            (Precision::Mixed, _) | (_, None) => {}
+            (_, Some((flag, _))) => {
+                bail!("{flag} is for --precision mixed, and it is {}; leave it out", self.name())
+            }
+        }
         let lut = |bits| {
             let method = match self.palette.unwrap_or(Palette::Fast) {
                 Palette::Fast => Method::Fast,
@@ -86,7 +137,8 @@ impl CompressArgs {
             Precision::Lut3 => Some(Encoding::Palette(lut(3))),
             Precision::Lut4 => Some(Encoding::Palette(lut(4))),
             Precision::Lut6 => Some(Encoding::Palette(lut(6))),
-            Precision::Lut8 => Some(Encoding::Palette(lut(8))),
+            // The bits of those that the calibration does not meet.
+            Precision::Lut8 | Precision::Mixed => Some(Encoding::Palette(lut(8))),
             Precision::Int4 => Some(Encoding::Affine(4)),
             Precision::Int8 => Some(Encoding::Affine(8)),
         };
@@ -94,6 +146,7 @@ impl CompressArgs {
             ("--group", self.group.is_some()),
             ("--palette", self.palette.is_some()),
             ("--vector", self.vector.is_some()),
+            ("--no-feedback", self.no_feedback),
         ];
         let of_any = [
             ("--palettize-threshold", self.palettize_threshold.is_some()),
@@ -108,7 +161,7 @@ impl CompressArgs {
                 return Ok(encoding);
             }
             Some(Encoding::Affine(_)) => &of_tables[..],
-            None => &[of_tables, of_any].concat(),
+            None => &[&of_tables[..], &of_any].concat(),
         };
         if let Some((flag, _)) = idle.iter().find(|(_, given)| *given) {
             bail!(
@@ -124,12 +177,46 @@ impl CompressArgs {
         self.precision.to_possible_value().map_or_else(String::new, |v| v.get_name().to_owned())
     }
 
+    /// Runs the model that `subject` opens over the text of --calibrate, if there is one.
+    pub(crate) fn guide(
+        &self,
+        encoding: Encoding,
+        threads: usize,
+        subject: impl FnOnce(&Path, usize) -> Result<Subject>,
+        shell: &Shell,
+    ) -> Result<Option<Guide>> {
+        let Some(path) = &self.calibrate else { return Ok(None) };
+        let subject = subject(path, self.calibrate_tokens.unwrap_or(TOKENS))?;
+        let goal = self.mixed.or(self.min_cos.map(Goal::Cosine));
+        let wish = Wish { feedback: !self.no_feedback, goal };
+        let scheme = match encoding {
+            Encoding::Palette(scheme) => Some(scheme),
+            Encoding::Affine(_) => None,
+        };
+        let kernels = Context::new(threads);
+        Guide::new(path, &subject, wish, scheme.as_ref(), &self.chosen(), &kernels, shell).map(Some)
+    }
+
+    /// Which weights are compressed.
+    fn chosen(&self) -> impl Fn(&Site) -> bool + Send + Sync + use<> {
+        let (only, skip) = (self.palettize_only.clone(), self.palettize_skip.clone());
+        let threshold = self.palettize_threshold.unwrap_or(THRESHOLD);
+        move |site: &Site| {
+            let named = |patterns: &[String]| {
+                site.records.iter().any(|r| patterns.iter().any(|p| matches(p, &r.tensor)))
+            };
+            let large = site.rows() * site.columns() >= threshold;
+            large && (only.is_empty() || named(&only)) && !named(&skip)
+        }
+    }
+
     /// What does the work; `tensors` are the names patterns are for, and `progress` is told the number of weights that are done.
     pub(crate) fn compressor(
         &self,
         encoding: Encoding,
         tensors: &[String],
-        pool: Pool,
+        kernels: Context,
+        guide: Option<Guide>,
         progress: impl Fn(usize) + Send + Sync + 'static,
     ) -> Result<Compressor> {
         for (flag, patterns) in
@@ -142,22 +229,34 @@ impl CompressArgs {
                 );
             }
         }
-        let (only, skip) = (self.palettize_only.clone(), self.palettize_skip.clone());
-        let threshold = self.palettize_threshold.unwrap_or(THRESHOLD);
+        let (chosen, guide) = (self.chosen(), guide.map(Arc::new));
+        let planned = guide.clone();
         let choose = move |site: &Site| {
-            let named = |patterns: &[String]| {
-                site.records.iter().any(|r| patterns.iter().any(|p| matches(p, &r.tensor)))
+            let encoding = match (encoding, &planned) {
+                (Encoding::Palette(scheme), Some(guide)) => Encoding::Palette(guide.scheme(site, scheme)),
+                _ => encoding,
             };
-            let large = site.rows() * site.columns() >= threshold;
-            (large && (only.is_empty() || named(&only)) && !named(&skip)).then_some(encoding)
+            chosen(site).then_some(encoding)
         };
-        let encode = move |_: &Site, encoding: Encoding, matrix: anemone_palettize::Matrix<'_>| {
-            Ok(match encoding {
-                Encoding::Palette(scheme) => {
-                    Encoded::Palette(palettize(matrix, &scheme, Importance::Equal, &pool, &progress)?)
+        let encode = move |site: &Site, encoding: Encoding, matrix: anemone_palettize::Matrix<'_>| {
+            let columns = site.records.first().map_or(0..site.columns(), |r| r.columns.clone());
+            let (tensor, pool) = (site.tensor(), kernels.pool());
+            Ok(match (encoding, &guide) {
+                (Encoding::Palette(scheme), None) => {
+                    Encoded::Palette(palettize(matrix, &scheme, Importance::Equal, pool, &progress)?)
                 }
-                Encoding::Affine(bits) => {
-                    Encoded::Affine(affine(matrix, bits, Importance::Equal, &pool, &progress)?)
+                (Encoding::Palette(scheme), Some(guide)) => Encoded::Palette(guide.palettize(
+                    matrix,
+                    &scheme,
+                    (tensor, columns),
+                    &kernels,
+                    &progress,
+                )?),
+                (Encoding::Affine(bits), guide) => {
+                    let importance =
+                        guide.as_ref().map(|g| g.importance(tensor, columns)).transpose()?.flatten();
+                    let importance = importance.as_deref().map_or(Importance::Equal, Importance::Columns);
+                    Encoded::Affine(affine(matrix, bits, importance, pool, &progress)?)
                 }
             })
         };
@@ -165,7 +264,12 @@ impl CompressArgs {
     }
 
     /// What a manifest says of it.
-    pub(crate) fn record(&self, encoding: Encoding, source_bundle: Option<SourceBundle>) -> Compression {
+    pub(crate) fn record(
+        &self,
+        encoding: Encoding,
+        source_bundle: Option<SourceBundle>,
+        guide: Option<&Guide>,
+    ) -> Compression {
         let (method, group, vector) = match encoding {
             Encoding::Affine(_) => (None, Some(1), 1),
             Encoding::Palette(scheme) => {
@@ -186,6 +290,7 @@ impl CompressArgs {
             threshold: self.palettize_threshold.unwrap_or(THRESHOLD),
             only: self.palettize_only.clone(),
             skip: self.palettize_skip.clone(),
+            calibration: guide.map(|guide| guide.record.clone()),
             gate: None,
             tensors: Vec::new(),
         }
@@ -212,6 +317,7 @@ pub(crate) fn summary(compression: &Compression) -> Value {
         "method": compression.method,
         "group": compression.group,
         "vector": compression.vector,
+        "calibration": compression.calibration,
         "weights": compression.tensors.len(),
         "elements": total.elements,
         "bytes": total.bytes,
@@ -224,7 +330,12 @@ pub(crate) fn summary(compression: &Compression) -> Value {
 /// [`summary`] as a line of a report.
 pub(crate) fn line(compression: &Compression) -> String {
     let total = Total::of(compression);
-    let method = compression.method.as_ref().map_or_else(String::new, |m| format!(" ({m})"));
+    let calibrated = match &compression.calibration {
+        Some(CalibrationRecord { feedback: true, .. }) => ", calibrated, with feedback",
+        Some(_) => ", calibrated",
+        None => "",
+    };
+    let method = compression.method.as_ref().map_or_else(String::new, |m| format!(" ({m}{calibrated})"));
     let worst = total.worst.map_or_else(String::new, |t| format!(", {:.5} at {}", t.rel_rmse, t.tensor));
     format!(
         "weights    {}{method}: {} of {:.1} M numbers in {}, relative error {:.5} on average{worst}",
@@ -275,15 +386,18 @@ fn matches(pattern: &str, name: &str) -> bool {
     rest.ends_with(last)
 }
 
-/// Runs `perform` for each of `count` jobs on as many threads as there are cores; the first error ends what has not begun.
+/// Runs `perform` for each of `count` jobs, on as many threads as there are cores or, `ordered`, one after the other; the first
+/// error ends what has not begun.
 pub(crate) fn in_parallel<T: Send>(
     count: usize,
+    ordered: bool,
     perform: &(dyn Fn(usize) -> Result<T> + Sync),
 ) -> Result<Vec<T>> {
     use std::sync::atomic::{AtomicUsize, Ordering};
     let next = AtomicUsize::new(0);
     let results: Vec<Mutex<Option<Result<T>>>> = (0..count).map(|_| Mutex::new(None)).collect();
-    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(count);
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let threads = if ordered { 1 } else { cores }.min(count);
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
@@ -330,10 +444,10 @@ mod tests {
 
     #[test]
     fn an_error_ends_what_has_not_begun() {
-        let squares = in_parallel(20, &|i| Ok(i * i)).unwrap();
+        let squares = in_parallel(20, false, &|i| Ok(i * i)).unwrap();
         assert_eq!(squares, (0..20).map(|i| i * i).collect::<Vec<_>>());
-        let error = in_parallel(20, &|i| if i == 3 { bail!("three") } else { Ok(()) }).unwrap_err();
+        let error = in_parallel(20, false, &|i| if i == 3 { bail!("three") } else { Ok(()) }).unwrap_err();
         assert_eq!(error.to_string(), "three");
-        assert!(in_parallel(0, &|_| Ok(())).unwrap().is_empty());
+        assert!(in_parallel(0, true, &|_| Ok(())).unwrap().is_empty());
     }
 }

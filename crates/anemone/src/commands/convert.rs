@@ -12,7 +12,7 @@ use anemone_bundle::{Compression, Source, Writer};
 use anemone_checkpoint::{Checkpoint, DecisionCheckpoint};
 use anemone_models::Stack;
 use anemone_session::Tokenizer;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 use clap::builder::RangedU64ValueParser;
 use serde_json::json;
@@ -80,9 +80,6 @@ pub(crate) struct Args {
     /// in place of the rules scale-wide and scaled-pv
     #[arg(long, value_name = "auto", requires = "calibrate")]
     scales: Option<ScalesName>,
-    /// Text to choose by: a text file, or JSONL with a "text" in each line
-    #[arg(long, value_name = "TEXT|JSONL", requires = "scales")]
-    calibrate: Option<PathBuf>,
     /// Do not say which known limits of the Neural Engine the plan reaches
     #[arg(long)]
     no_plan: bool,
@@ -177,7 +174,10 @@ fn chunk(text: &str) -> Result<Chunk, String> {
 }
 
 pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
-    args.compress.encoding()?;
+    ensure!(
+        args.compress.encoding()?.is_some() || args.scales.is_some() || args.compress.calibrate.is_none(),
+        "--calibrate is for --scales and for tables; add --scales auto or --precision lut6, or leave it out"
+    );
     let start = Instant::now();
     let Some(checkpoint) = open(args, shell)? else { return decision::run(args, start, shell) };
     let stack = model::stack(&checkpoint)?;
@@ -190,7 +190,7 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     check_tokenizer(&checkpoint, shell)?;
     let mut writer =
         Writer::create(&args.out, args.force).with_context(|| format!("--out {}", args.out.display()))?;
-    if let Some(path) = &args.calibrate {
+    if let Some(path) = args.compress.calibrate.as_ref().filter(|_| args.scales.is_some()) {
         options.scales = Some(scales::choose(path, &args.out, &checkpoint, &stack, &options, shell)?);
     }
     let sha256 = jobs::run(&checkpoint, &stack, &options, &plan, Some(&args.compress), &mut writer, shell)?;

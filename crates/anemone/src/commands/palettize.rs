@@ -4,22 +4,26 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Instant;
 
 use anemone_ane::WeightRecord;
 use anemone_bundle::{
-    Bundle, Compression, Compressor, DecisionBundle, Encoding, Error, Gate, HostTensor, PackageEntry, Piece,
-    SourceBundle, Writer, WrittenPackage, sha256,
+    Bundle, BundleWeights, Compression, Compressor, DecisionBundle, Encoding, Error, Gate, HostTensor,
+    PackageEntry, Piece, SourceBundle, Writer, WrittenPackage, sha256,
 };
+use anemone_checkpoint::Checkpoint;
 use anemone_emulator::Profile;
-use anemone_kernels::Pool;
+use anemone_kernels::Context as Kernels;
 use anemone_mil::read_package_with_offsets;
 use anyhow::{Context, Result, bail};
 use clap::builder::RangedU64ValueParser;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 
+use super::calibrate::{Lost, Subject};
 use super::compress::{CompressArgs, check_some, in_parallel, line, summary};
+use super::guide::Guide;
 use crate::args::ModelArgs;
 use crate::cli::Shell;
 use crate::{machine, output};
@@ -57,6 +61,10 @@ pub(crate) struct Args {
     /// Arithmetic of the emulator in the gate [default: fp16]
     #[arg(long, value_name = "PROFILE", help_heading = "Gate", requires = "gate", value_parser = crate::args::profile)]
     profile: Option<Profile>,
+    /// Say what the result lost over this, on the CPU in f32: perplexity, divergence and cosine over a text, or JSONL with a "text" in
+    /// each line; divergence and probabilities over JSONL rows for a decision model
+    #[arg(long, value_name = "TEXT|JSONL", help_heading = "Calibration")]
+    measure: Option<PathBuf>,
     /// Threads, 1 to 512 [default: all the system offers]
     #[arg(long, short = 't', value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=512), allow_negative_numbers = true)]
     threads: Option<usize>,
@@ -111,6 +119,28 @@ impl Source {
             Self::Language(bundle) => &bundle.manifest().weights,
             Self::Decision(bundle) => &bundle.manifest().weights,
         }
+    }
+
+    /// The model whose weights it has, to be run over a text or rows.
+    fn subject(&self, input: (&str, &Path), tokens: usize, threads: usize) -> Result<Subject> {
+        match self {
+            Self::Language(bundle) => {
+                let weights = BundleWeights::open(bundle)?;
+                let checkpoint = Checkpoint::with_weights(bundle.dir(), Arc::new(weights))?;
+                Subject::language(input, tokens, &checkpoint, threads)
+            }
+            Self::Decision(bundle) => Subject::decision(input, Arc::new(bundle.checkpoint()?), threads),
+        }
+    }
+
+    /// What the result at `at` lost over a text or rows.
+    fn lost(&self, path: &Path, at: &Path, threads: usize) -> Result<Lost> {
+        let weights = match self {
+            Self::Language(_) => BundleWeights::open(&Bundle::open_candidate(at)?)?,
+            Self::Decision(_) => BundleWeights::open_decision(&DecisionBundle::open_candidate(at)?)?,
+        };
+        let subject = self.subject(("--measure", path), usize::MAX, threads)?;
+        subject.judge()?.lost(&weights, 1.0).with_context(|| format!("--measure {}", path.display()))
     }
 
     fn kept(&self) -> (&BTreeMap<String, String>, &BTreeMap<String, HostTensor>) {
@@ -174,10 +204,13 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
         Writer::create(&args.out, args.force)
     }
     .with_context(place)?;
-    let mut compression = args.compress.record(encoding, Some(source.record()?));
+    let threads = args.threads.unwrap_or_else(machine::threads);
+    let subject = |path: &Path, tokens| source.subject(("--calibrate", path), tokens, threads);
+    let guide = args.compress.guide(encoding, threads, subject, shell)?;
+    let mut compression = args.compress.record(encoding, Some(source.record()?), guide.as_ref());
     compression.gate = gate::pending(args, &source);
     writer.compressed(compression);
-    for package in packages(args, encoding, &source, &writer, shell)? {
+    for package in packages(args, encoding, guide, &source, &writer, shell)? {
         writer.add(package);
     }
     if let Some(compression) = writer.compression() {
@@ -192,7 +225,8 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     if compression.gate.is_some() {
         (compression.gate, at) = gate::run(args, &source, shell)?;
     }
-    report(args, &source, &compression, &at, seconds)?;
+    let lost = args.measure.as_deref().map(|path| source.lost(path, &at, threads)).transpose()?;
+    report(args, &source, &compression, &at, lost, seconds)?;
     let passed = compression.gate.is_none_or(|gate| gate.passed);
     Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -201,6 +235,7 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
 fn packages(
     args: &Args,
     encoding: Encoding,
+    guide: Option<Guide>,
     source: &Source,
     writer: &Writer,
     shell: &Shell,
@@ -214,11 +249,15 @@ fn packages(
         bar.set_style(style);
     }
     bar.set_message("compressing");
+    // The moments of an input are found for the maps that follow one another.
+    let guided = guide.is_some();
     let names: Vec<String> = source.weights().keys().cloned().collect();
-    let pool = Pool::new(args.threads.unwrap_or_else(machine::threads));
+    let kernels = Kernels::new(args.threads.unwrap_or_else(machine::threads));
     let progress = bar.clone();
-    let compressor = args.compress.compressor(encoding, &names, pool, move |n| progress.inc(2 * n as u64))?;
-    let written = in_parallel(entries.len(), &|i| Ok(package(&entries[i], source, writer, &compressor)?));
+    let compressor =
+        args.compress.compressor(encoding, &names, kernels, guide, move |n| progress.inc(2 * n as u64))?;
+    let written =
+        in_parallel(entries.len(), guided, &|i| Ok(package(&entries[i], source, writer, &compressor)?));
     bar.finish_and_clear();
     written
 }
@@ -238,7 +277,14 @@ fn package(
     writer.compressed_package(&entry.file, entry.role, &program, &records, compressor)
 }
 
-fn report(args: &Args, source: &Source, compression: &Compression, at: &Path, seconds: f64) -> Result<()> {
+fn report(
+    args: &Args,
+    source: &Source,
+    compression: &Compression,
+    at: &Path,
+    lost: Option<Lost>,
+    seconds: f64,
+) -> Result<()> {
     let (before, after) =
         (super::convert::directory_bytes(source.dir())?, super::convert::directory_bytes(at)?);
     let rejected = compression.gate.as_ref().is_some_and(|gate| !gate.passed);
@@ -249,6 +295,7 @@ fn report(args: &Args, source: &Source, compression: &Compression, at: &Path, se
             "source_bundle": compression.source_bundle,
             "compression": summary(compression),
             "gate": compression.gate,
+            "measured": lost.map(|lost| lost.json()),
             "source_bytes": before,
             "bundle_bytes": after,
             "seconds": seconds,
@@ -269,6 +316,9 @@ fn report(args: &Args, source: &Source, compression: &Compression, at: &Path, se
         );
     }
     let _ = writeln!(out, "\n{}", line(compression));
+    if let Some(lost) = lost {
+        let _ = writeln!(out, "measured   {}", lost.line());
+    }
     if let Some(gate) = &compression.gate {
         out.push_str(&gate::text(gate));
     }

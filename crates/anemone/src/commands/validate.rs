@@ -202,9 +202,15 @@ pub(super) fn gate(
     comparison.run(&cases, &mut subject, Some(&mut live), shell)
 }
 
+/// States and questions of the JSONL file that `flag` names, as --batch reads it.
+pub(crate) fn rows(flag: &str, path: &Path) -> Result<Vec<(Value, Vec<Question>)>> {
+    let cases = rows::read(flag, path, None)?;
+    Ok(cases.into_iter().map(|case| (case.state, case.questions)).collect())
+}
+
 fn cases(args: &Args) -> Result<Vec<Case>> {
     match &args.batch {
-        Some(path) => rows::read(path, args.questions.as_deref()),
+        Some(path) => rows::read("--batch", path, args.questions.as_deref()),
         None => rows::own(),
     }
 }

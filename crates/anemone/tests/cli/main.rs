@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 
+mod calibrate;
 mod chat;
 mod convert;
 mod decide;

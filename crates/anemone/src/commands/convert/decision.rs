@@ -1,19 +1,22 @@
 //! Decision models: one package, a function for each length.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Instant;
 
 use anemone_ane::{LayaFunctions, LayaOptions, LocalAttention, OPTION_SLOTS, lower_laya, multiply_adds};
 use anemone_bundle::{DECISION_FILES, DecisionOptions, Role, Source, Writer, file_sha256};
 use anemone_checkpoint::DecisionCheckpoint;
 use anemone_decide::{Calibration, Vocabulary};
-use anemone_kernels::Pool;
+use anemone_kernels::Context as Kernels;
 use anemone_mil::{DataType, Program};
 use anemone_models::Laya;
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::json;
 
+use super::super::calibrate::Subject;
 use super::super::compress::{check_some, line, summary};
 use super::{Args, AttentionName, Written, directory_bytes};
 use crate::cli::Shell;
@@ -23,7 +26,7 @@ const LENGTHS: [usize; 3] = [64, 96, 128];
 const TILE: usize = 128;
 
 pub(super) fn run(args: &Args, start: Instant, shell: &Shell) -> Result<ExitCode> {
-    let checkpoint = model::open_decision(&args.model, shell)?;
+    let checkpoint = Arc::new(model::open_decision(&args.model, shell)?);
     let agent = checkpoint.agent_config();
     if agent.get("option_layout").and_then(serde_json::Value::as_str) == Some("parallel") {
         bail!(
@@ -48,9 +51,13 @@ pub(super) fn run(args: &Args, start: Instant, shell: &Shell) -> Result<ExitCode
     let mut writer =
         Writer::create(&args.out, args.force).with_context(|| format!("--out {}", args.out.display()))?;
     let compressor = args.compress.encoding()?.map(|encoding| {
-        writer.compressed(args.compress.record(encoding, None));
+        let threads = machine::threads();
+        let subject =
+            |path: &Path, _| Subject::decision(("--calibrate", path), Arc::clone(&checkpoint), threads);
+        let guide = args.compress.guide(encoding, threads, subject, shell)?;
+        writer.compressed(args.compress.record(encoding, None, guide.as_ref()));
         let tensors: Vec<String> = laya.weights().into_iter().map(|w| w.name.clone()).collect();
-        args.compress.compressor(encoding, &tensors, Pool::new(machine::threads()), |_| ())
+        args.compress.compressor(encoding, &tensors, Kernels::new(threads), guide, |_| ())
     });
     let compressor = compressor.transpose()?;
     let sha256 = std::thread::scope(|scope| -> Result<_> {

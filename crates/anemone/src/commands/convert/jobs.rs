@@ -1,17 +1,18 @@
 //! The parts of a conversion, which are independent, on all cores.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anemone_ane::{Options, Plan, WeightRecord, lower_chunk, lower_head};
 use anemone_bundle::{Role, Writer, WrittenPackage, WrittenTensor, file_sha256};
 use anemone_checkpoint::Checkpoint;
-use anemone_kernels::Pool;
+use anemone_kernels::Context;
 use anemone_mil::Program;
 use anemone_models::Stack;
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use super::super::calibrate::Subject;
 use super::super::compress::{CompressArgs, in_parallel};
 use crate::cli::Shell;
 use crate::{demo, machine};
@@ -60,11 +61,17 @@ pub(super) fn run(
     }
     bar.set_message("converting");
     let encoding = compress.map(CompressArgs::encoding).transpose()?.flatten();
+    let threads = machine::threads();
+    let mut guided = false;
     let compressor = compress.zip(encoding).map(|(compress, encoding)| {
-        writer.compressed(compress.record(encoding, None));
+        let subject =
+            |path: &Path, tokens| Subject::language(("--calibrate", path), tokens, checkpoint, threads);
+        let guide = compress.guide(encoding, threads, subject, shell)?;
+        guided = guide.is_some();
+        writer.compressed(compress.record(encoding, None, guide.as_ref()));
         let tensors: Vec<String> = stack.weights().into_iter().map(|w| w.name.clone()).collect();
         let bar = bar.clone();
-        compress.compressor(encoding, &tensors, Pool::new(machine::threads()), move |n| bar.inc(2 * n as u64))
+        compress.compressor(encoding, &tensors, Context::new(threads), guide, move |n| bar.inc(2 * n as u64))
     });
     let compressor = compressor.transpose()?;
     let shared: &Writer = writer;
@@ -99,7 +106,7 @@ pub(super) fn run(
         })
     };
 
-    let done = in_parallel(jobs.len(), &|i| {
+    let done = in_parallel(jobs.len(), guided, &|i| {
         let (job, bytes) = &jobs[i];
         let done = perform(job)?;
         // Compressed weights have counted themselves.

@@ -8,13 +8,13 @@ use anemone_bundle::{Bundle, Source, Writer, file_sha256};
 use anemone_checkpoint::Checkpoint;
 use anemone_emulator::{Emulator, Profile, Range, Ranges};
 use anemone_models::Stack;
-use anemone_session::{Engine as _, GraphEngine, Tokenizer};
+use anemone_session::{Engine as _, GraphEngine};
 use anyhow::{Context, Result, ensure};
-use serde_json::Value;
 
+use super::super::texts;
 use super::jobs;
 use crate::cli::Shell;
-use crate::{files, machine, model};
+use crate::{machine, model};
 
 /// Profiles whose limits are kept, all at once.
 const PROFILES: [&str; 2] = ["m1", "m4"];
@@ -41,7 +41,8 @@ pub(super) fn choose(
     shell: &Shell,
 ) -> Result<Scales> {
     let tokenizer = model::tokenizer(checkpoint).context("--calibrate needs the checkpoint's tokenizer")?;
-    let texts = texts(text)?;
+    let label = || format!("--calibrate {}", text.display());
+    let whole = texts::read("--calibrate", text).with_context(label)?;
     // A file of its own beside the output, which goes whatever happens.
     let parent = out.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let place = tempfile::Builder::new().prefix(".anemone-calibrate-").tempdir_in(parent);
@@ -55,8 +56,7 @@ pub(super) fn choose(
         scales: None,
         ..options.clone()
     };
-    let windows = windows(&texts, &tokenizer, window, stack.vocab_size)
-        .with_context(|| format!("--calibrate {}", text.display()))?;
+    let windows = texts::windows(&whole, &tokenizer, TOKENS, window, stack.vocab_size).with_context(label)?;
     let bundle = write(&place.path().join("plain.bundle"), checkpoint, stack, &plain, shell)?;
     let ranges = Ranges::default();
     let emulator = Emulator::new(Profile::f32(), machine::threads()).with_ranges(ranges.clone());
@@ -111,46 +111,6 @@ fn write(
     let tensors = stack.weights().into_iter().map(|w| (w.name.clone(), w.shape.to_vec())).collect();
     writer.finish(source, options, &plan, tensors, "a calibration")?;
     Ok(Bundle::open(out)?)
-}
-
-/// The texts of a file: itself, or the `text` of each line when its name ends in `.jsonl`.
-fn texts(path: &Path) -> Result<Vec<String>> {
-    let whole = files::read_text("--calibrate", path)?;
-    if !path.extension().is_some_and(|e| e.eq_ignore_ascii_case("jsonl")) {
-        return Ok(vec![whole]);
-    }
-    let lines = whole.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-    lines
-        .map(|(i, line)| {
-            let place = || format!("--calibrate {}: line {}", path.display(), i + 1);
-            let value: Value = serde_json::from_str(line).with_context(place)?;
-            let text = value.get("text").and_then(Value::as_str);
-            let text =
-                text.with_context(|| format!("{}: has no \"text\" that is a string; add it", place()))?;
-            Ok(text.to_owned())
-        })
-        .collect()
-}
-
-fn windows(texts: &[String], tokenizer: &Tokenizer, length: usize, vocab: usize) -> Result<Vec<Vec<u32>>> {
-    let mut windows: Vec<Vec<u32>> = Vec::new();
-    let mut left = TOKENS;
-    for text in texts {
-        if left == 0 {
-            break;
-        }
-        let tokens = tokenizer.encode(text, true)?;
-        if let Some(id) = tokens.iter().find(|id| **id as usize >= vocab) {
-            anyhow::bail!(
-                "token id {id} is outside the model's {vocab} rows; the tokenizer is of another model"
-            );
-        }
-        let used = tokens.len().min(left);
-        windows.extend(tokens[..used].chunks(length).map(<[u32]>::to_vec));
-        left -= used;
-    }
-    ensure!(!windows.is_empty(), "there is no token in it; give a text");
-    Ok(windows)
 }
 
 /// What one scale stands for: all sums that share it.

@@ -40,13 +40,13 @@ pub(super) fn own() -> Result<Vec<Case>> {
 }
 
 /// The rows of a JSONL file.
-pub(super) fn read(path: &Path, questions: Option<&str>) -> Result<Vec<Case>> {
+pub(super) fn read(flag: &str, path: &Path, questions: Option<&str>) -> Result<Vec<Case>> {
     let shared = questions.map(input::questions).transpose()?;
-    let text = files::read_text("--batch", path)?;
+    let text = files::read_text(flag, path)?;
     let mut cases: Vec<Case> = Vec::new();
     for (i, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
         let name = format!("line {}", i + 1);
-        let label = || format!("--batch {}, {name}", path.display());
+        let label = || format!("{flag} {}, {name}", path.display());
         let line = Value::parse(line.trim()).with_context(label)?;
         let state = line.get("state").with_context(|| format!("{}: has no `state`", label()))?;
         let asked = match (line.get("questions"), line.get("question"), &shared) {
@@ -57,14 +57,18 @@ pub(super) fn read(path: &Path, questions: Option<&str>) -> Result<Vec<Case>> {
             }
             (None, None, Some(shared)) => shared.clone(),
             (None, None, None) => {
-                anyhow::bail!("{}: has no `questions`; add them, or give --questions", label())
+                anyhow::bail!(
+                    "{}: has no `questions`; add them{}",
+                    label(),
+                    if flag == "--batch" { ", or give --questions" } else { "" }
+                )
             }
         };
         cases.push(Case::new(name, asked.place(state.clone()), &asked));
     }
     ensure!(
         cases.iter().any(|case| !case.questions.is_empty()),
-        "--batch {}: no questions; give one JSON object a line",
+        "{flag} {}: no questions; give one JSON object a line",
         path.display()
     );
     Ok(cases)
