@@ -78,7 +78,7 @@ def decision(args, place):
             v = anemone(args, "validate", "-q", "--json", "--bundle", place / "out", "--batch", held, check=False)
             print(
                 f"| {bits} | {name} | {size:.2f} | {v['max_probability_error']:.4f} | {v['max_action_error']:.4f} | "
-                f"{v['agreed']} of {v['validated']} | {v['ties']} | {'passes' if v['passed'] else 'fails'} |",
+                f"{v['agreed']} of {v['validated']} | {len(v['ties'])} | {'passes' if v['passed'] else 'fails'} |",
                 flush=True,
             )
 
