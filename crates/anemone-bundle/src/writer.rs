@@ -86,6 +86,12 @@ impl Writer {
         Self::create(&place, again)
     }
 
+    /// Directory of the unfinished bundle, which the next conversion to the same place clears away when this one was broken off;
+    /// whatever else lies in it must be gone before the end.
+    pub fn dir(&self) -> &Path {
+        &self.building
+    }
+
     /// Says that the packages' weights are compressed, and how; `tensors` is filled in at the end.
     pub fn compressed(&mut self, compression: Compression) {
         self.compression = Some(compression);

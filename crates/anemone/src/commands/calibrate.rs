@@ -103,8 +103,8 @@ impl Subject {
         let tokenizer =
             model::tokenizer(checkpoint).with_context(|| format!("{flag} needs the model's tokenizer"))?;
         let window = WINDOW.min(stack.max_position_embeddings);
-        let sequences = texts::read(flag, path)
-            .and_then(|all| texts::windows(&all, &tokenizer, tokens, window, stack.vocab_size))
+        let all = texts::read(flag, path)?;
+        let sequences = texts::windows(&all, &tokenizer, tokens, window, stack.vocab_size)
             .with_context(|| format!("{flag} {}", path.display()))?;
         Ok(Self { kind: Kind::Language { stack, weights: checkpoint.weights(), sequences }, threads })
     }

@@ -55,9 +55,9 @@ pub(crate) struct CompressArgs {
     /// model, JSONL rows (as `validate --batch`) for a decision model
     #[arg(long, value_name = "TEXT|JSONL", help_heading = "Calibration")]
     pub(crate) calibrate: Option<PathBuf>,
-    /// Tokens of the text that are run [default: 8192]
+    /// Tokens of the text that are run [default: 8192; 1024 for `convert --scales`]
     #[arg(long, value_name = "N", requires = "calibrate", help_heading = "Calibration", value_parser = RangedU64ValueParser::<usize>::new().range(1..=1 << 24), allow_negative_numbers = true)]
-    calibrate_tokens: Option<usize>,
+    pub(crate) calibrate_tokens: Option<usize>,
     /// Round each weight by itself, and not so that later columns make up for the errors of those before
     #[arg(long, requires = "calibrate", help_heading = "Calibration")]
     no_feedback: bool,
@@ -120,6 +120,9 @@ impl CompressArgs {
             (_, Some((flag, _))) => {
                 bail!("{flag} is for --precision mixed, and it is {}; leave it out", self.name())
             }
+        }
+        if let (Precision::Mixed, Some(vector)) = (self.precision, self.vector.filter(|v| *v > 1)) {
+            bail!("--vector {vector} has no mixed form; leave it out, or give --precision lut4");
         }
         let lut = |bits| {
             let method = match self.palette.unwrap_or(Palette::Fast) {
@@ -187,6 +190,10 @@ impl CompressArgs {
     ) -> Result<Option<Guide>> {
         let Some(path) = &self.calibrate else { return Ok(None) };
         let subject = subject(path, self.calibrate_tokens.unwrap_or(TOKENS))?;
+        ensure!(
+            subject.is_language() || self.calibrate_tokens.is_none(),
+            "--calibrate-tokens is for language models, and a decision model runs every row; leave it out"
+        );
         let goal = self.mixed.or(self.min_cos.map(Goal::Cosine));
         let wish = Wish { feedback: !self.no_feedback, goal };
         let scheme = match encoding {
@@ -210,25 +217,29 @@ impl CompressArgs {
         }
     }
 
-    /// What does the work; `tensors` are the names patterns are for, and `progress` is told the number of weights that are done.
-    pub(crate) fn compressor(
-        &self,
-        encoding: Encoding,
-        tensors: &[String],
-        kernels: Context,
-        guide: Option<Guide>,
-        progress: impl Fn(usize) + Send + Sync + 'static,
-    ) -> Result<Compressor> {
+    /// Errors for a pattern that is the name of none of these tensors.
+    pub(crate) fn check_names<'a>(&self, tensors: impl Iterator<Item = &'a str> + Clone) -> Result<()> {
         for (flag, patterns) in
             [("--palettize-only", &self.palettize_only), ("--palettize-skip", &self.palettize_skip)]
         {
             for pattern in patterns {
                 ensure!(
-                    tensors.iter().any(|name| matches(pattern, name)),
+                    tensors.clone().any(|name| matches(pattern, name)),
                     "{flag} {pattern}: no tensor has such a name; `anemone inspect --tensors` lists them"
                 );
             }
         }
+        Ok(())
+    }
+
+    /// What does the work; `progress` is told the number of weights that are done.
+    pub(crate) fn compressor(
+        &self,
+        encoding: Encoding,
+        kernels: Context,
+        guide: Option<Guide>,
+        progress: impl Fn(usize) + Send + Sync + 'static,
+    ) -> Compressor {
         let (chosen, guide) = (self.chosen(), guide.map(Arc::new));
         let planned = guide.clone();
         let choose = move |site: &Site| {
@@ -260,7 +271,7 @@ impl CompressArgs {
                 }
             })
         };
-        Ok(Compressor { choose: Arc::new(choose), encode: Arc::new(encode) })
+        Compressor { choose: Arc::new(choose), encode: Arc::new(encode) }
     }
 
     /// What a manifest says of it.
@@ -331,11 +342,12 @@ pub(crate) fn summary(compression: &Compression) -> Value {
 pub(crate) fn line(compression: &Compression) -> String {
     let total = Total::of(compression);
     let calibrated = match &compression.calibration {
-        Some(CalibrationRecord { feedback: true, .. }) => ", calibrated, with feedback",
-        Some(_) => ", calibrated",
-        None => "",
+        Some(CalibrationRecord { feedback: true, .. }) => Some("calibrated, with feedback"),
+        Some(_) => Some("calibrated"),
+        None => None,
     };
-    let method = compression.method.as_ref().map_or_else(String::new, |m| format!(" ({m}{calibrated})"));
+    let how: Vec<&str> = compression.method.as_deref().into_iter().chain(calibrated).collect();
+    let method = if how.is_empty() { String::new() } else { format!(" ({})", how.join(", ")) };
     let worst = total.worst.map_or_else(String::new, |t| format!(", {:.5} at {}", t.rel_rmse, t.tensor));
     format!(
         "weights    {}{method}: {} of {:.1} M numbers in {}, relative error {:.5} on average{worst}",

@@ -182,6 +182,7 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     let Some(checkpoint) = open(args, shell)? else { return decision::run(args, start, shell) };
     let stack = model::stack(&checkpoint)?;
     let mut options = options(args);
+    args.compress.check_names(stack.weights().into_iter().map(|w| w.name.as_str()))?;
     let plan = plan(&stack, &options).with_context(|| checkpoint.name().to_string())?;
     if args.dry_run {
         report(args, &checkpoint, &stack, &options, &plan, None)?;
@@ -191,7 +192,9 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     let mut writer =
         Writer::create(&args.out, args.force).with_context(|| format!("--out {}", args.out.display()))?;
     if let Some(path) = args.compress.calibrate.as_ref().filter(|_| args.scales.is_some()) {
-        options.scales = Some(scales::choose(path, &args.out, &checkpoint, &stack, &options, shell)?);
+        let tokens = args.compress.calibrate_tokens;
+        options.scales =
+            Some(scales::choose(path, tokens, writer.dir(), &checkpoint, &stack, &options, shell)?);
     }
     let sha256 = jobs::run(&checkpoint, &stack, &options, &plan, Some(&args.compress), &mut writer, shell)?;
     let source = Source { name: checkpoint.name().into(), model_type: stack.model_type.clone(), sha256 };

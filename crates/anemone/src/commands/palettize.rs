@@ -16,7 +16,7 @@ use anemone_checkpoint::Checkpoint;
 use anemone_emulator::Profile;
 use anemone_kernels::Context as Kernels;
 use anemone_mil::read_package_with_offsets;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::builder::RangedU64ValueParser;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
@@ -133,14 +133,13 @@ impl Source {
         }
     }
 
-    /// What the result at `at` lost over a text or rows.
-    fn lost(&self, path: &Path, at: &Path, threads: usize) -> Result<Lost> {
+    /// What the result at `at` lost over the text or rows of `subject`.
+    fn lost(&self, subject: &Subject, at: &Path) -> Result<Lost> {
         let weights = match self {
             Self::Language(_) => BundleWeights::open(&Bundle::open_candidate(at)?)?,
             Self::Decision(_) => BundleWeights::open_decision(&DecisionBundle::open_candidate(at)?)?,
         };
-        let subject = self.subject(("--measure", path), usize::MAX, threads)?;
-        subject.judge()?.lost(&weights, 1.0).with_context(|| format!("--measure {}", path.display()))
+        subject.judge()?.lost(&weights, 1.0)
     }
 
     fn kept(&self) -> (&BTreeMap<String, String>, &BTreeMap<String, HostTensor>) {
@@ -195,7 +194,14 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
         let (path, precision) = (args.bundle.clone(), compression.precision.clone());
         return Err(Error::Compressed { path, precision }.into());
     }
+    check_apart(args)?;
+    args.compress.check_names(source.weights().keys().map(String::as_str))?;
     gate::check(args, &source, shell)?;
+    let threads = args.threads.unwrap_or_else(machine::threads);
+    // A file that cannot be used is found before the work.
+    let measured = args.measure.as_deref();
+    let measured =
+        measured.map(|path| source.subject(("--measure", path), usize::MAX, threads)).transpose()?;
     source.verify_hashes()?;
     let place = || format!("--out {}", args.out.display());
     let mut writer = if args.gate.is_some() {
@@ -204,7 +210,6 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
         Writer::create(&args.out, args.force)
     }
     .with_context(place)?;
-    let threads = args.threads.unwrap_or_else(machine::threads);
     let subject = |path: &Path, tokens| source.subject(("--calibrate", path), tokens, threads);
     let guide = args.compress.guide(encoding, threads, subject, shell)?;
     let mut compression = args.compress.record(encoding, Some(source.record()?), guide.as_ref());
@@ -225,10 +230,23 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     if compression.gate.is_some() {
         (compression.gate, at) = gate::run(args, &source, shell)?;
     }
-    let lost = args.measure.as_deref().map(|path| source.lost(path, &at, threads)).transpose()?;
+    let lost = measured.map(|subject| source.lost(&subject, &at)).transpose().context("--measure")?;
     report(args, &source, &compression, &at, lost, seconds)?;
     let passed = compression.gate.is_none_or(|gate| gate.passed);
     Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Errors when the result would replace what it is made from, or lie in it.
+fn check_apart(args: &Args) -> Result<()> {
+    let here = |at: &Path| if at.as_os_str().is_empty() { PathBuf::from(".") } else { at.to_owned() };
+    let there = args.out.ancestors().find_map(|at| here(at).canonicalize().ok());
+    let inside = there.zip(args.bundle.canonicalize().ok()).is_some_and(|(out, of)| out.starts_with(of));
+    ensure!(
+        !inside,
+        "--out {}: this is the bundle that is read, or a place in it; name another place",
+        args.out.display()
+    );
+    Ok(())
 }
 
 /// Rewrites every package.
@@ -251,11 +269,9 @@ fn packages(
     bar.set_message("compressing");
     // The moments of an input are found for the maps that follow one another.
     let guided = guide.is_some();
-    let names: Vec<String> = source.weights().keys().cloned().collect();
     let kernels = Kernels::new(args.threads.unwrap_or_else(machine::threads));
     let progress = bar.clone();
-    let compressor =
-        args.compress.compressor(encoding, &names, kernels, guide, move |n| progress.inc(2 * n as u64))?;
+    let compressor = args.compress.compressor(encoding, kernels, guide, move |n| progress.inc(2 * n as u64));
     let written =
         in_parallel(entries.len(), guided, &|i| Ok(package(&entries[i], source, writer, &compressor)?));
     bar.finish_and_clear();

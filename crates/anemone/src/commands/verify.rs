@@ -240,6 +240,7 @@ fn prompts(args: &Args, loaded: &Loaded, room: usize) -> Result<(Vec<Prompt>, Ve
     let (mut prompts, mut notes) = (Vec::new(), Vec::new());
     if let Some(path) = &args.text {
         let text = files::read_text("--text", path)?;
+        ensure!(!text.trim().is_empty(), "--text {}: there is no text in it; give some", path.display());
         let tokens = tokenizer.encode(&text, true).with_context(|| format!("--text {}", path.display()))?;
         let used = tokens.len().min(args.max_tokens);
         if used < tokens.len() {

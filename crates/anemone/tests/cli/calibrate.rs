@@ -161,6 +161,8 @@ fn decision_models_are_calibrated_by_rows() {
     assert!(with["measured"]["max_probability_error"].as_f64().unwrap() < 0.5);
     let flags = ["--precision", "mixed", "--min-cos", "0.99", "--calibrate", "cal.jsonl"];
     made.palettize("mixed", &flags).fails(1, &["--min-cos 0.99", "is for language models", "--mixed"]);
+    let flags = ["--precision", "lut3", "--calibrate", "cal.jsonl", "--calibrate-tokens", "9"];
+    made.palettize("mixed", &flags).fails(1, &["--calibrate-tokens is for language models", "leave it out"]);
     assert!(!made.path("mixed").exists());
 }
 
@@ -171,7 +173,8 @@ fn what_makes_no_sense_is_named() {
     std::fs::write(made.path("bad.jsonl"), "{\"text\": \"fine\"}\n{\"state\": 1}\n").unwrap();
     let lut = ["--precision", "lut4"];
     let mixed = ["--precision", "mixed", "--calibrate", "cal.txt", "--palettize-only", "*layers.2.*q_proj*"];
-    let cases: [(Vec<&str>, i32, &[&str]); 9] = [
+    std::fs::write(made.path("cut.jsonl"), "{\"text\": \"fine\"}\n{\"text\": \n").unwrap();
+    let cases: [(Vec<&str>, i32, &[&str]); 15] = [
         (["--precision", "mixed"].into(), 1, &["--precision mixed", "--mixed 4.5bits"]),
         ([&mixed[..], &["--mixed", "many"]].concat(), 2, &["--mixed", "4.5bits"]),
         ([&mixed[..], &["--mixed", "1K"]].concat(), 1, &["1000 bytes are too few", "allow more"]),
@@ -182,17 +185,52 @@ fn what_makes_no_sense_is_named() {
             &["--mixed is for --precision mixed"],
         ),
         ([&lut[..], &["--no-feedback"]].concat(), 2, &["--calibrate"]),
-        ([&lut[..], &["--calibrate", "absent.txt"]].concat(), 1, &["--calibrate absent.txt"]),
+        (
+            [&lut[..], &["--calibrate", "absent.txt"]].concat(),
+            1,
+            &["error: --calibrate absent.txt: cannot open it"],
+        ),
         (
             [&lut[..], &["--calibrate", "bad.jsonl"]].concat(),
             1,
             &["--calibrate", "bad.jsonl", "line 2", "text"],
         ),
-        ([&lut[..], &["--measure", "empty.txt"]].concat(), 1, &["--measure", "empty.txt"]),
+        (
+            [&lut[..], &["--calibrate", "cut.jsonl"]].concat(),
+            1,
+            &["cut.jsonl, line 2: not JSON at column 9", "\"text\""],
+        ),
+        (
+            [&lut[..], &["--calibrate", "empty.txt"]].concat(),
+            1,
+            &["--calibrate", "empty.txt: there is no text"],
+        ),
+        ([&lut[..], &["--measure", "empty.txt"]].concat(), 1, &["--measure", "empty.txt: there is no text"]),
+        (
+            [&lut[..], &["--gate", "0.5", "--gate-input", "empty.txt"]].concat(),
+            1,
+            &["--gate-input", "empty.txt: there is no text"],
+        ),
+        ([&mixed[..], &["--mixed", "4bits", "--vector", "2"]].concat(), 1, &["--vector 2", "mixed"]),
+        ([&lut[..], &["--measure", "absent.txt"]].concat(), 1, &["--measure absent.txt"]),
+        (
+            [&mixed[..], &["--mixed", "4bits", "--palettize-skip", "nope"]].concat(),
+            1,
+            &["--palettize-skip nope"],
+        ),
     ];
     for (flags, code, expected) in cases {
         made.palettize("out", &flags).fails(code, expected);
+        // What cannot be used is found before the work.
+        assert!(!made.path("out").exists() && !made.path("out.rejected").exists(), "{flags:?}");
     }
+    let source = made.at("source");
+    for out in [source.clone(), made.at("source/within")] {
+        anemone(&["palettize", "--bundle", &source, "--out", &out, "--precision", "lut4", "--force"])
+            .fails(1, &["this is the bundle that is read", "another place"]);
+    }
+    anemone(&["verify", "--bundle", &source, "--engine", "emulator", "--text", &made.at("empty.txt")])
+        .fails(1, &["--text", "there is no text"]);
     anemone(&["convert", "-q", "--out", &made.at("out"), "--calibrate", &made.at("cal.txt")])
         .fails(1, &["--calibrate is for --scales and for tables", "--precision lut6"]);
 }

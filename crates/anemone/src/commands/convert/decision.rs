@@ -38,6 +38,7 @@ pub(super) fn run(args: &Args, start: Instant, shell: &Shell) -> Result<ExitCode
     let weights = checkpoint.weights();
     let laya = Laya::load(agent, checkpoint.encoder_config(), &*weights)
         .with_context(|| checkpoint.name().to_owned())?;
+    args.compress.check_names(laya.weights().into_iter().map(|w| w.name.as_str()))?;
     let (program, records) = lower_laya(&laya, &|w| w.load(&*weights), &options)?;
     let host_bytes: usize = laya.host_weights().iter().map(|(_, w)| 2 * w.shape.numel()).sum();
     if args.dry_run {
@@ -50,14 +51,13 @@ pub(super) fn run(args: &Args, start: Instant, shell: &Shell) -> Result<ExitCode
         .with_context(|| checkpoint.name().to_owned())?;
     let mut writer =
         Writer::create(&args.out, args.force).with_context(|| format!("--out {}", args.out.display()))?;
-    let compressor = args.compress.encoding()?.map(|encoding| {
+    let compressor = args.compress.encoding()?.map(|encoding| -> Result<_> {
         let threads = machine::threads();
         let subject =
             |path: &Path, _| Subject::decision(("--calibrate", path), Arc::clone(&checkpoint), threads);
         let guide = args.compress.guide(encoding, threads, subject, shell)?;
         writer.compressed(args.compress.record(encoding, None, guide.as_ref()));
-        let tensors: Vec<String> = laya.weights().into_iter().map(|w| w.name.clone()).collect();
-        args.compress.compressor(encoding, &tensors, Kernels::new(threads), guide, |_| ())
+        Ok(args.compress.compressor(encoding, Kernels::new(threads), guide, |_| ()))
     });
     let compressor = compressor.transpose()?;
     let sha256 = std::thread::scope(|scope| -> Result<_> {

@@ -63,15 +63,14 @@ pub(super) fn run(
     let encoding = compress.map(CompressArgs::encoding).transpose()?.flatten();
     let threads = machine::threads();
     let mut guided = false;
-    let compressor = compress.zip(encoding).map(|(compress, encoding)| {
+    let compressor = compress.zip(encoding).map(|(compress, encoding)| -> Result<_> {
         let subject =
             |path: &Path, tokens| Subject::language(("--calibrate", path), tokens, checkpoint, threads);
         let guide = compress.guide(encoding, threads, subject, shell)?;
         guided = guide.is_some();
         writer.compressed(compress.record(encoding, None, guide.as_ref()));
-        let tensors: Vec<String> = stack.weights().into_iter().map(|w| w.name.clone()).collect();
         let bar = bar.clone();
-        compress.compressor(encoding, &tensors, Context::new(threads), guide, move |n| bar.inc(2 * n as u64))
+        Ok(compress.compressor(encoding, Context::new(threads), guide, move |n| bar.inc(2 * n as u64)))
     });
     let compressor = compressor.transpose()?;
     let shared: &Writer = writer;

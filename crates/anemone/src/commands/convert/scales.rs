@@ -18,7 +18,7 @@ use crate::{machine, model};
 
 /// Profiles whose limits are kept, all at once.
 const PROFILES: [&str; 2] = ["m1", "m4"];
-/// Tokens of the text that are run, and of one stretch of it.
+/// Tokens of the text that are run when nothing is said, and of one stretch of it.
 const TOKENS: usize = 1024;
 const WINDOW: usize = 64;
 /// Doublings that products should lie above where they are dropped, by their root mean square: what is dropped is then a
@@ -34,7 +34,8 @@ const FP16: (f64, i32) = (65504.0, -24);
 /// Runs the text through the plain lowering of the checkpoint on the emulator, in f32, and chooses by what its sums came to.
 pub(super) fn choose(
     text: &Path,
-    out: &Path,
+    tokens: Option<usize>,
+    unfinished: &Path,
     checkpoint: &Checkpoint,
     stack: &Stack,
     options: &Options,
@@ -42,11 +43,10 @@ pub(super) fn choose(
 ) -> Result<Scales> {
     let tokenizer = model::tokenizer(checkpoint).context("--calibrate needs the checkpoint's tokenizer")?;
     let label = || format!("--calibrate {}", text.display());
-    let whole = texts::read("--calibrate", text).with_context(label)?;
-    // A file of its own beside the output, which goes whatever happens.
-    let parent = out.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let place = tempfile::Builder::new().prefix(".anemone-calibrate-").tempdir_in(parent);
-    let place = place.with_context(|| format!("cannot write beside --out {}", out.display()))?;
+    let whole = texts::read("--calibrate", text)?;
+    // In the unfinished bundle, so that a calibration that is broken off leaves nothing else behind.
+    let place = tempfile::Builder::new().prefix("calibrate-").tempdir_in(unfinished);
+    let place = place.with_context(|| format!("cannot write to {}", unfinished.display()))?;
     let window = WINDOW.min(options.ctx);
     let plain = Options {
         ctx: window,
@@ -56,7 +56,8 @@ pub(super) fn choose(
         scales: None,
         ..options.clone()
     };
-    let windows = texts::windows(&whole, &tokenizer, TOKENS, window, stack.vocab_size).with_context(label)?;
+    let tokens = tokens.unwrap_or(TOKENS);
+    let windows = texts::windows(&whole, &tokenizer, tokens, window, stack.vocab_size).with_context(label)?;
     let bundle = write(&place.path().join("plain.bundle"), checkpoint, stack, &plain, shell)?;
     let ranges = Ranges::default();
     let emulator = Emulator::new(Profile::f32(), machine::threads()).with_ranges(ranges.clone());

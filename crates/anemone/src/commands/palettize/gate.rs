@@ -9,7 +9,7 @@ use super::{Args, Gate, Source};
 use crate::args::{EngineArgs, EngineName, LayoutName, ModelArgs};
 use crate::cli::Shell;
 use crate::commands::{validate, verify};
-use crate::machine;
+use crate::{files, machine, model};
 
 /// Lines of failures a manifest keeps.
 const KEPT: usize = 5;
@@ -32,9 +32,22 @@ pub(super) fn check(args: &Args, source: &Source, shell: &Shell) -> Result<()> {
     }
     // What is missing is said before the work, which may be long.
     if let Some(path) = &args.gate_input {
-        ensure!(path.is_file(), "--gate-input {}: no such file; name a text or JSONL file", path.display());
+        match source {
+            Source::Language(_) => {
+                let text = files::read_text("--gate-input", path)?;
+                let some = !text.trim().is_empty();
+                ensure!(some, "--gate-input {}: there is no text in it; give some", path.display());
+            }
+            Source::Decision(_) => {
+                validate::rows("--gate-input", path)?;
+            }
+        }
     }
-    crate::model::locate(&args.model, shell)?;
+    match source {
+        _ if args.model.model.is_none() => drop(model::locate(&args.model, shell)?),
+        Source::Language(_) => drop(model::open(&args.model, shell)?),
+        Source::Decision(_) => drop(model::open_decision(&args.model, shell)?),
+    }
     Ok(())
 }
 
