@@ -218,13 +218,13 @@ impl CompressArgs {
     }
 
     /// Errors for a pattern that is the name of none of these tensors.
-    pub(crate) fn check_names<'a>(&self, tensors: impl Iterator<Item = &'a str> + Clone) -> Result<()> {
+    pub(crate) fn check_names(&self, tensors: &[&str]) -> Result<()> {
         for (flag, patterns) in
             [("--palettize-only", &self.palettize_only), ("--palettize-skip", &self.palettize_skip)]
         {
             for pattern in patterns {
                 ensure!(
-                    tensors.clone().any(|name| matches(pattern, name)),
+                    tensors.iter().any(|name| matches(pattern, name)),
                     "{flag} {pattern}: no tensor has such a name; `anemone inspect --tensors` lists them"
                 );
             }

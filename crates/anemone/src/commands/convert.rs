@@ -182,7 +182,7 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     let Some(checkpoint) = open(args, shell)? else { return decision::run(args, start, shell) };
     let stack = model::stack(&checkpoint)?;
     let mut options = options(args);
-    args.compress.check_names(stack.weights().into_iter().map(|w| w.name.as_str()))?;
+    args.compress.check_names(&stack.weights().iter().map(|w| w.name.as_str()).collect::<Vec<_>>())?;
     let plan = plan(&stack, &options).with_context(|| checkpoint.name().to_string())?;
     if args.dry_run {
         report(args, &checkpoint, &stack, &options, &plan, None)?;

@@ -132,6 +132,7 @@ pub(crate) fn plan(
     kernels: &Kernels,
     progress: &dyn Fn(),
 ) -> Result<Plan> {
+    check_size(subject, names, goal)?;
     let tried = if subject.is_language() { TOKENS } else { STATES };
     let share = (tried / subject.size() as f64).min(1.0);
     let mut judge = subject.judge()?;
@@ -182,6 +183,24 @@ pub(crate) fn plan(
     }
     let Goal::Cosine(least) = goal else { unreachable!("sizes are kept at once") };
     bail!("--min-cos {least}: {TRIES} plans came out below it; lower it, or give --mixed with more bytes")
+}
+
+/// Errors for a size that not even the codes of the fewest bits keep to, before anything is tried.
+fn check_size(subject: &Subject, names: &[String], goal: Goal) -> Result<()> {
+    let weights = subject.weights();
+    let entries = names.iter().filter_map(|name| weights.entry(name));
+    let elements: usize = entries.map(|entry| entry.shape.numel()).sum();
+    let (least, fewest) = ((elements * usize::from(BITS[0])).div_ceil(8) as u64, BITS[0]);
+    let allowed = match goal {
+        Goal::Bytes(bytes) => bytes,
+        Goal::Bits(bits) => (elements as f64 * bits / 8.0) as u64,
+        Goal::Cosine(_) => return Ok(()),
+    };
+    ensure!(
+        allowed >= least,
+        "--mixed: {allowed} bytes are too few: with {fewest} bits everywhere the codes alone take {least}; allow more"
+    );
+    Ok(())
 }
 
 fn worth(lost: &Lost, goal: Goal) -> Result<f64> {

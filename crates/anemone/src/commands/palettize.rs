@@ -195,7 +195,7 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
         return Err(Error::Compressed { path, precision }.into());
     }
     check_apart(args)?;
-    args.compress.check_names(source.weights().keys().map(String::as_str))?;
+    args.compress.check_names(&source.weights().keys().map(String::as_str).collect::<Vec<_>>())?;
     gate::check(args, &source, shell)?;
     let threads = args.threads.unwrap_or_else(machine::threads);
     // A file that cannot be used is found before the work.

@@ -38,7 +38,7 @@ pub(super) fn run(args: &Args, start: Instant, shell: &Shell) -> Result<ExitCode
     let weights = checkpoint.weights();
     let laya = Laya::load(agent, checkpoint.encoder_config(), &*weights)
         .with_context(|| checkpoint.name().to_owned())?;
-    args.compress.check_names(laya.weights().into_iter().map(|w| w.name.as_str()))?;
+    args.compress.check_names(&laya.weights().iter().map(|w| w.name.as_str()).collect::<Vec<_>>())?;
     let (program, records) = lower_laya(&laya, &|w| w.load(&*weights), &options)?;
     let host_bytes: usize = laya.host_weights().iter().map(|(_, w)| 2 * w.shape.numel()).sum();
     if args.dry_run {

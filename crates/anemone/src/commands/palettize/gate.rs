@@ -32,6 +32,7 @@ pub(super) fn check(args: &Args, source: &Source, shell: &Shell) -> Result<()> {
     }
     // What is missing is said before the work, which may be long.
     if let Some(path) = &args.gate_input {
+        ensure!(path.is_file(), "--gate-input {}: no such file; name a text or JSONL file", path.display());
         match source {
             Source::Language(_) => {
                 let text = files::read_text("--gate-input", path)?;
