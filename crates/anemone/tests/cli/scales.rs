@@ -271,7 +271,7 @@ fn scales_are_chosen_from_a_text_and_change_no_bit_where_nothing_is_rounded() {
     std::fs::write(&wrong, "{\"text\": \"a\"}\n{\"txt\": 1}\n").unwrap();
     let bad = |more: &[&str]| convert("bad", more);
     bad(&["--scales", "auto", "--calibrate", wrong.to_str().unwrap()])
-        .fails(1, &["wrong.jsonl: line 2", "\"text\""]);
+        .fails(1, &["wrong.jsonl, line 2", "\"text\""]);
     std::fs::write(&wrong, "\n").unwrap();
     bad(&["--scales", "auto", "--calibrate", wrong.to_str().unwrap()]).fails(1, &["no token"]);
     bad(&["--scales", "auto", "--calibrate", "/no/such"]).fails(1, &["--calibrate /no/such"]);
