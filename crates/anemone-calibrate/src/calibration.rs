@@ -192,6 +192,10 @@ mod tests {
             });
             assert!(Arc::ptr_eq(&q, &k), "one input, one factor");
             assert_eq!(down.len(), 2);
+            // Three tokens of three features: half of what two have in common is believed. A hundredth of the mean is added.
+            let shrunk = [2.0, 1.0, 1.5, 1.0, 5.0, 3.0, 1.5, 3.0, 9.0];
+            let expected = Factor::new(&shrunk, 3, 0.01, &Context::new(1)).unwrap();
+            assert_eq!(format!("{q:?}"), format!("{expected:?}"));
             let importance = calibration.importance("k", 1..3).unwrap().unwrap();
             // 1 + 4 and 9, and a hundredth of their mean.
             assert_eq!(importance, [5.07, 9.07]);

@@ -191,6 +191,8 @@ mod tests {
                 let bound = f64::from(largest) * 1e-7 * (n as f64 + 10.0);
                 assert!((sum - f64::from(expected)).abs() < bound, "{n}: {sum} {expected}");
             }
+            let energies: Vec<f32> = factor.order.iter().map(|i| h[i * n + i]).collect();
+            assert!(energies.is_sorted_by(|a, b| a >= b), "{n}: what matters most comes first");
         }
     }
 
