@@ -273,7 +273,7 @@ fn scales_are_chosen_from_a_text_and_change_no_bit_where_nothing_is_rounded() {
     bad(&["--scales", "auto", "--calibrate", wrong.to_str().unwrap()])
         .fails(1, &["wrong.jsonl, line 2", "\"text\""]);
     std::fs::write(&wrong, "\n").unwrap();
-    bad(&["--scales", "auto", "--calibrate", wrong.to_str().unwrap()]).fails(1, &["no token"]);
+    bad(&["--scales", "auto", "--calibrate", wrong.to_str().unwrap()]).fails(1, &["there is no text in it"]);
     bad(&["--scales", "auto", "--calibrate", "/no/such"]).fails(1, &["--calibrate /no/such"]);
     bad(&["--scales", "auto"]).fails(2, &["--calibrate"]);
     bad(&["--scales", "7", "--calibrate", text]).fails(2, &["--scales", "auto"]);
