@@ -61,8 +61,10 @@ pub(crate) fn multiply(
     tokens: usize,
     maps: Vec<(&LinearWeight, &mut [f32])>,
 ) {
-    let names: Vec<&str> = maps.iter().map(|(map, _)| &*map.name).collect();
-    observer.show(&names, tokens, x);
+    if observer.0.is_some() {
+        let names: Vec<&str> = maps.iter().map(|(map, _)| &*map.name).collect();
+        observer.show(&names, tokens, x);
+    }
     let mut products: Vec<Product<'_>> = maps.into_iter().map(|(map, out)| product(map, out)).collect();
     matmul(context, x, tokens, &mut products);
 }

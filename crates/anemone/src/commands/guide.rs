@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::Arc;
 
 use anemone_bundle::{CalibrationRecord, Site, file_sha256};
 use anemone_calibrate::Calibration;
@@ -126,7 +125,7 @@ impl Guide {
         if self.feedback
             && let Some(factor) = self.calibration.factor(tensor, columns.clone())?
         {
-            let feedback = Feedback { factor: &Arc::clone(&factor), rounds: ROUNDS };
+            let feedback = Feedback { factor: &factor, rounds: ROUNDS };
             return Ok(palettize_with_feedback(matrix, scheme, feedback, kernels, progress)?);
         }
         let importance = self.importance(tensor, columns)?;
