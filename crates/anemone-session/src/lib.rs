@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 mod clock;
+mod constraint;
 mod conversation;
 mod cpu;
 mod detokenizer;
@@ -32,6 +33,7 @@ mod tokenizer;
 mod traced;
 
 pub use clock::Timestamp;
+pub use constraint::{Constraint, TokenMask};
 pub use conversation::{Conversation, Turn};
 pub use detokenizer::Detokenizer;
 pub use engine::{Engine, EngineError};
