@@ -1,4 +1,4 @@
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anemone_kernels::{Context, Level};
 
@@ -9,7 +9,7 @@ use crate::state::{Snapshot, State};
 use crate::{Arithmetic, Error, Layout, Options};
 
 /// Rows of logits computed in one product, which bounds the memory of a long evaluation.
-const LOGIT_ROWS: usize = 64;
+pub(crate) const LOGIT_ROWS: usize = 64;
 
 /// Which positions' logits a call wants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,13 +25,27 @@ pub enum LogitsOf {
 /// A model with one sequence's state.
 #[derive(Debug)]
 pub struct Engine {
-    model: Arc<Model>,
-    context: Context,
-    options: Options,
+    pub(crate) model: Arc<Model>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) options: Options,
     context_len: usize,
-    state: State,
-    scratch: Scratch,
+    pub(crate) state: State,
     logits: Vec<f32>,
+}
+
+/// What engines of one model that take turns have in common.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) context: Context,
+    pub(crate) reduced: bool,
+    scratch: Mutex<Scratch>,
+}
+
+impl Shared {
+    pub(crate) fn scratch(&self) -> MutexGuard<'_, Scratch> {
+        // A pass overwrites whatever an interrupted one left.
+        self.scratch.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Engine {
@@ -54,12 +68,29 @@ impl Engine {
         let options = Options { chunk: options.chunk.max(1), ..options };
         let context = Context::with_level(threads, level);
         let mut scratch = Scratch::default();
-        scratch.act.reduced = options.arithmetic == Arithmetic::Fast && level.has_bf16_products();
+        let reduced = options.arithmetic == Arithmetic::Fast && level.has_bf16_products();
+        scratch.act.reduced = reduced;
         if model.promotion.layout == Layout::Packed && !model.is_packed() {
-            model.pack(may_compact(level, &scratch))?;
+            model.pack(may_compact(level, reduced))?;
         }
         let state = State::new(&model, &options);
-        Ok(Self { model, context, options, context_len, state, scratch, logits: Vec::new() })
+        let shared = Arc::new(Shared { context, reduced, scratch: Mutex::new(scratch) });
+        Ok(Self { model, shared, options, context_len, state, logits: Vec::new() })
+    }
+
+    /// Another empty sequence over the same model with the same options.
+    ///
+    /// It shares threads and buffers: siblings take turns, or run as one pass with [`feed_together`](crate::feed_together).
+    #[must_use]
+    pub fn sibling(&self) -> Self {
+        Self {
+            model: Arc::clone(&self.model),
+            shared: Arc::clone(&self.shared),
+            options: self.options,
+            context_len: self.context_len,
+            state: State::new(&self.model, &self.options),
+            logits: Vec::new(),
+        }
     }
 
     /// Moves the weights to where a long run would have them, see [`Layout::Auto`]; whether they are in large pages now.
@@ -69,8 +100,8 @@ impl Engine {
         self.model.settle(self.may_compact())
     }
 
-    fn may_compact(&self) -> bool {
-        may_compact(self.context.level(), &self.scratch)
+    pub(crate) fn may_compact(&self) -> bool {
+        may_compact(self.shared.context.level(), self.shared.reduced)
     }
 
     /// Shows the input of every linear map to `observe` from now on, or stops doing so.
@@ -78,7 +109,7 @@ impl Engine {
     /// It is given the names of the weights that meet an input, its tokens, and `[tokens, features]` as products see it, map by map and pass by pass;
     /// for the head only where logits were asked for.
     pub fn observe(&mut self, observe: Option<Observe>) {
-        self.scratch.observer.0 = observe;
+        self.shared.scratch().observer.0 = observe;
     }
 
     /// The model.
@@ -88,12 +119,12 @@ impl Engine {
 
     /// Instruction set and threads in use.
     pub fn context(&self) -> &Context {
-        &self.context
+        &self.shared.context
     }
 
     /// Whether products round their inputs to bf16.
     pub fn has_reduced_products(&self) -> bool {
-        self.scratch.act.reduced
+        self.shared.reduced
     }
 
     /// Most tokens it can hold.
@@ -133,15 +164,17 @@ impl Engine {
     pub fn feed_each(&mut self, tokens: &[u32], visit: &mut dyn FnMut(usize, &[f32])) -> Result<(), Error> {
         self.check(tokens)?;
         let vocab = self.model.stack.vocab_size;
+        let mut scratch = self.shared.scratch();
         let mut done = 0;
         for part in tokens.chunks(self.options.chunk) {
-            forward::blocks(&self.context, &self.model, &mut self.state, &mut self.scratch, part, None);
+            let sequence = &mut [(&mut self.state, part)];
+            forward::blocks(&self.shared.context, &self.model, sequence, &mut scratch, None);
             for first in (0..part.len()).step_by(LOGIT_ROWS) {
-                let count = LOGIT_ROWS.min(part.len() - first);
-                let logits = sized(&mut self.logits, count * vocab);
-                forward::head(&self.context, &self.model, &mut self.scratch, first, count, None, logits);
-                for (i, row) in logits.chunks_exact(vocab).enumerate() {
-                    visit(done + first + i, row);
+                let rows = first..part.len().min(first + LOGIT_ROWS);
+                let logits = sized(&mut self.logits, rows.len() * vocab);
+                forward::head(&self.shared.context, &self.model, &mut scratch, rows.clone(), None, logits);
+                for (row, logits) in rows.zip(logits.chunks_exact(vocab)) {
+                    visit(done + row, logits);
                 }
             }
             done += part.len();
@@ -149,7 +182,7 @@ impl Engine {
         Ok(())
     }
 
-    fn check(&self, tokens: &[u32]) -> Result<(), Error> {
+    pub(crate) fn check(&self, tokens: &[u32]) -> Result<(), Error> {
         let vocab_size = self.model.stack.vocab_size;
         if tokens.is_empty() {
             return Err(Error::NoTokens);
@@ -174,6 +207,8 @@ impl Engine {
             LogitsOf::All => tokens.len(),
         };
         sized(&mut self.logits, rows * vocab);
+        let shared = Arc::clone(&self.shared);
+        let mut scratch = shared.scratch();
         let mut done = 0;
         for part in tokens.chunks(self.options.chunk) {
             // Reborrowed by hand: the closure type is invariant in its lifetime.
@@ -181,7 +216,8 @@ impl Engine {
                 Some(tap) => Some(&mut **tap),
                 None => None,
             };
-            forward::blocks(&self.context, &self.model, &mut self.state, &mut self.scratch, part, part_tap);
+            let sequence = &mut [(&mut self.state, part)];
+            forward::blocks(&shared.context, &self.model, sequence, &mut scratch, part_tap);
             let end = done + part.len();
             let (first, count, at) = match want {
                 LogitsOf::All => (0, part.len(), done),
@@ -195,15 +231,13 @@ impl Engine {
                     Some(tap) => Some(&mut **tap),
                     None => None,
                 };
-                forward::head(&self.context, &self.model, &mut self.scratch, first + offset, n, tap, logits);
+                let rows = first + offset..first + offset + n;
+                forward::head(&shared.context, &self.model, &mut scratch, rows, tap, logits);
             }
             done = end;
         }
-        if tokens.len() > 1 {
-            self.state.mark();
-        } else {
-            self.model.count_pass(self.may_compact());
-        }
+        drop(scratch);
+        self.fed(tokens.len());
         let logits = &self.logits[..rows * vocab];
         if let Some(at) = logits.iter().position(|v| !v.is_finite()) {
             let position = before + if rows == 1 { tokens.len() - 1 } else { at / vocab };
@@ -211,6 +245,15 @@ impl Engine {
             return Err(self.model.find_non_finite().unwrap_or(Error::NonFiniteLogits { position }));
         }
         Ok(&self.logits[..rows * vocab])
+    }
+
+    /// What follows a call that appended tokens.
+    pub(crate) fn fed(&mut self, tokens: usize) {
+        if tokens > 1 {
+            self.state.mark();
+        } else {
+            self.model.count_pass(self.may_compact());
+        }
     }
 
     /// The greatest position at or before `position` that [`Engine::rewind`] can step back to.
@@ -270,8 +313,8 @@ impl Model {
 }
 
 /// Whether weights may be moved in their compact form: where products round to bf16 anyway, and expanding is fast.
-fn may_compact(level: Level, scratch: &Scratch) -> bool {
-    level == Level::Avx512Bf16 && scratch.act.reduced
+fn may_compact(level: Level, reduced: bool) -> bool {
+    level == Level::Avx512Bf16 && reduced
 }
 
 fn check_memory(model: &Model, options: &Options, context_len: usize) -> Result<(), Error> {

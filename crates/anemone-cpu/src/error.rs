@@ -20,6 +20,9 @@ pub enum Error {
     /// No tokens were given.
     #[error("no tokens to run; give at least one")]
     NoTokens,
+    /// Sequences of different engines were to run as one.
+    #[error("the sequence is not a sibling of the first one; make all of them with Engine::sibling")]
+    NotSiblings,
     /// A token id has no embedding row.
     #[error(
         "token id {id} is outside the vocabulary of {vocab_size} rows; the tokenizer may belong to another model"

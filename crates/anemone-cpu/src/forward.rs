@@ -2,7 +2,7 @@
 
 use anemone_kernels::{Context, MatrixView, Product, matmul, rms_norm, rope_table, widen_rows};
 
-use crate::layer::{self, Pass};
+use crate::layer::{self, Pass, Run};
 use crate::model::Model;
 use crate::scratch::{Scratch, sized};
 use crate::state::State;
@@ -10,47 +10,58 @@ use crate::state::State;
 /// Receives the residual stream: a module path and `[tokens, hidden]` values.
 pub(crate) type Tap<'a> = &'a mut dyn FnMut(&str, &[f32]);
 
-/// Runs the blocks over tokens that fit one pass and advances the state; the stream is left in `s.x`.
+/// Runs the blocks over the tokens of some sequences that fit one pass and advances their states; the stream is left in `s.x`.
 ///
 /// Taps: `model.embed_tokens`, then each block's path with its raw output.
 pub(crate) fn blocks(
     context: &Context,
     model: &Model,
-    state: &mut State,
+    sequences: &mut [(&mut State, &[u32])],
     s: &mut Scratch,
-    tokens: &[u32],
     mut tap: Option<Tap<'_>>,
 ) {
     let hidden = model.stack.hidden_size;
-    let pass = Pass { start: state.position, tokens: tokens.len(), hidden };
+    let (mut tokens, mut runs) = (Vec::new(), Vec::with_capacity(sequences.len()));
+    let mut states: Vec<&mut State> = Vec::with_capacity(sequences.len());
+    for (state, own) in sequences {
+        runs.push(Run { start: state.position, first: tokens.len(), tokens: own.len() });
+        tokens.extend_from_slice(own);
+        states.push(state);
+    }
+    let pass = Pass { tokens: tokens.len(), hidden, runs: &runs };
     let n = tokens.len() * hidden;
     let table = MatrixView::new(model.embedding()).expect("a checked matrix of floats");
-    widen_rows(context, table, tokens, sized(&mut s.x, n));
+    widen_rows(context, table, &tokens, sized(&mut s.x, n));
     rotations(model, s, pass);
     if let Some(tap) = &mut tap {
         tap("model.embed_tokens", &s.x[..n]);
     }
-    for (block, layer) in model.blocks.iter().zip(&mut state.layers) {
-        layer::block(context, block, layer, s, pass);
+    for (index, block) in model.blocks.iter().enumerate() {
+        layer::block(context, (index, block), &mut states, s, pass);
         if let Some(tap) = &mut tap {
             tap(&block.path, &s.x[..n]);
         }
     }
-    state.position += tokens.len();
+    for (run, state) in runs.iter().zip(states) {
+        state.position += run.tokens;
+    }
 }
 
-/// Normalises rows `first..first + count` of the stream and multiplies them by the head into `[count, vocab_size]`.
+/// Normalises tokens of the stream and multiplies them by the head into `[tokens, vocab_size]`.
 pub(crate) fn head(
     context: &Context,
     model: &Model,
     s: &mut Scratch,
-    first: usize,
-    count: usize,
+    tokens: impl ExactSizeIterator<Item = usize>,
     tap: Option<Tap<'_>>,
     logits: &mut [f32],
 ) {
-    let hidden = model.stack.hidden_size;
-    let x = &s.x[first * hidden..(first + count) * hidden];
+    let (hidden, count) = (model.stack.hidden_size, tokens.len());
+    // Nothing reads the last block's sum any more.
+    let x = sized(&mut s.y, count * hidden);
+    for (x, token) in x.chunks_exact_mut(hidden).zip(tokens) {
+        x.copy_from_slice(&s.x[token * hidden..(token + 1) * hidden]);
+    }
     let norm = &model.final_norm;
     if let Some(tap) = tap {
         let mut normed = vec![0.0; x.len()];
@@ -63,11 +74,15 @@ pub(crate) fn head(
     matmul(context, s.act.input(count * hidden), count, &mut [Product { weight, bias: None, out: logits }]);
 }
 
-fn rotations(model: &Model, s: &mut Scratch, pass: Pass) {
+fn rotations(model: &Model, s: &mut Scratch, pass: Pass<'_>) {
     s.cos.resize_with(model.ropes.len(), Vec::new);
     s.sin.resize_with(model.ropes.len(), Vec::new);
     for ((rope, cos), sin) in model.ropes.iter().zip(&mut s.cos).zip(&mut s.sin) {
-        let n = pass.tokens * rope.frequencies.len();
-        rope_table(pass.start, &rope.frequencies, sized(cos, n), sized(sin, n));
+        let width = rope.frequencies.len();
+        let (cos, sin) = (sized(cos, pass.tokens * width), sized(sin, pass.tokens * width));
+        for run in pass.runs {
+            let at = run.of(width);
+            rope_table(run.start, &rope.frequencies, &mut cos[at.clone()], &mut sin[at]);
+        }
     }
 }

@@ -10,27 +10,44 @@ use crate::model::{
 };
 use crate::moe;
 use crate::scratch::{Activations, Observer, Scratch, sized};
-use crate::state::{History, LayerState};
+use crate::state::{LayerState, State};
 
-/// Where a pass stands: `tokens` tokens from position `start`, `hidden` wide.
+/// What a pass computes: `tokens` tokens, `hidden` wide, which are the runs of some sequences one after the other.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Pass {
-    pub(crate) start: usize,
+pub(crate) struct Pass<'a> {
     pub(crate) tokens: usize,
     pub(crate) hidden: usize,
+    pub(crate) runs: &'a [Run],
 }
 
-pub(crate) fn block(context: &Context, block: &Block, state: &mut LayerState, s: &mut Scratch, pass: Pass) {
+/// Tokens of one sequence: `tokens` of them from position `start`, at `first` of the pass.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Run {
+    pub(crate) start: usize,
+    pub(crate) first: usize,
+    pub(crate) tokens: usize,
+}
+
+impl Run {
+    /// Where the values of the run lie in a buffer of `width` values a token.
+    pub(crate) fn of(&self, width: usize) -> std::ops::Range<usize> {
+        self.first * width..(self.first + self.tokens) * width
+    }
+}
+
+/// Runs block `index` of the model; there is a state for every run.
+pub(crate) fn block(
+    context: &Context,
+    (index, block): (usize, &Block),
+    states: &mut [&mut State],
+    s: &mut Scratch,
+    pass: Pass<'_>,
+) {
     let n = pass.tokens * pass.hidden;
     norm(context, &s.x[..n], &block.mixer_norm, &mut s.act);
-    match (&block.mixer, state) {
-        (MixerWeights::Attention(weights), LayerState::Attention(cache, _)) => {
-            attend(context, weights, cache, s, pass);
-        }
-        (MixerWeights::ShortConv(weights), LayerState::ShortConv(history)) => {
-            convolve(context, weights, history, s, pass);
-        }
-        _ => unreachable!("a state is made from its model's layers"),
+    match &block.mixer {
+        MixerWeights::Attention(weights) => attend(context, weights, (index, states), s, pass),
+        MixerWeights::ShortConv(weights) => convolve(context, weights, (index, states), s, pass),
     }
     add_normed(context, block.post_mixer_norm.as_ref(), s, n);
     norm(context, &s.x[..n], &block.ffn_norm, &mut s.act);
@@ -76,13 +93,14 @@ pub(crate) fn product<'a>(linear: &'a LinearWeight, out: &'a mut [f32]) -> Produ
 fn attend(
     context: &Context,
     w: &AttentionWeights,
-    cache: &mut anemone_kernels::Cache,
+    (index, states): (usize, &mut [&mut State]),
     s: &mut Scratch,
-    pass: Pass,
+    pass: Pass<'_>,
 ) {
-    let Pass { start, tokens, hidden } = pass;
+    let Pass { tokens, hidden, runs } = pass;
     let shape = w.shape;
-    let (q_len, kv_len) = (tokens * shape.heads * shape.dim, tokens * shape.kv_heads * shape.dim);
+    let (q_width, kv_width) = (shape.heads * shape.dim, shape.kv_heads * shape.dim);
+    let (q_len, kv_len) = (tokens * q_width, tokens * kv_width);
     let (q, k, v) = (sized(&mut s.q, q_len), sized(&mut s.k, kv_len), sized(&mut s.v, kv_len));
     let mut maps = vec![(&w.q, q), (&w.k, k), (&w.v, v)];
     if let Some(gate) = &w.gate {
@@ -98,12 +116,18 @@ fn attend(
     let (cos, sin) = (&s.cos[w.rope][..table], &s.sin[w.rope][..table]);
     apply_rope(context, &mut s.q[..q_len], tokens, shape.dim, cos, sin);
     apply_rope(context, &mut s.k[..kv_len], tokens, shape.dim, cos, sin);
-    write_cache(context, cache, start, tokens, &s.k[..kv_len], &s.v[..kv_len]);
-    let keys = w.window.map_or(start + tokens, |window| window.min(start + tokens));
-    let scores = sized(&mut s.scores, scratch_len(context, keys, tokens));
     let attended = sized(&mut s.attended, q_len);
     let scale = 1.0 / (shape.dim as f32).sqrt();
-    attention(context, &s.q[..q_len], cache, start, tokens, w.window, scale, attended, scores);
+    for (run, state) in runs.iter().zip(states) {
+        let LayerState::Attention(cache, _) = &mut state.layers[index] else { unreachable!("{MADE_FOR}") };
+        let (q, kv) = (run.of(q_width), run.of(kv_width));
+        write_cache(context, cache, run.start, run.tokens, &s.k[kv.clone()], &s.v[kv]);
+        let end = run.start + run.tokens;
+        let keys = w.window.map_or(end, |window| window.min(end));
+        let scores = sized(&mut s.scores, scratch_len(context, keys, run.tokens));
+        let out = &mut attended[q.clone()];
+        attention(context, &s.q[q], cache, run.start, run.tokens, w.window, scale, out, scores);
+    }
     if w.gate.is_some() {
         gate_heads(attended, &s.gate[..tokens * shape.heads], shape.dim);
     }
@@ -112,22 +136,35 @@ fn attend(
     multiply(context, &mut s.observer, s.act.input(q_len), tokens, vec![(&w.o, y)]);
 }
 
-fn convolve(context: &Context, w: &ConvWeights, history: &mut History, s: &mut Scratch, pass: Pass) {
-    let Pass { start, tokens, hidden } = pass;
+const MADE_FOR: &str = "a state is made from its model's layers";
+
+fn convolve(
+    context: &Context,
+    w: &ConvWeights,
+    (index, states): (usize, &mut [&mut State]),
+    s: &mut Scratch,
+    pass: Pass<'_>,
+) {
+    let Pass { tokens, hidden, runs } = pass;
     let n = tokens * hidden;
     let bcx = sized(&mut s.bcx, 3 * n);
     multiply(context, &mut s.observer, s.act.input(n), tokens, vec![(&w.in_proj, bcx)]);
-    let z = sized(&mut s.z, w.reach * hidden + n);
-    let (window, own) = z.split_at_mut(w.reach * hidden);
-    history.read(start, window);
-    gate_conv(context, bcx, hidden, own);
-    history.append(start, own);
-    short_conv(context, z, bcx, &w.taps, w.bias.as_deref(), hidden, s.act.output(n));
+    for (run, state) in runs.iter().zip(states) {
+        let LayerState::ShortConv(history) = &mut state.layers[index] else { unreachable!("{MADE_FOR}") };
+        let bcx = &s.bcx[run.of(3 * hidden)];
+        let z = sized(&mut s.z, (w.reach + run.tokens) * hidden);
+        let (window, own) = z.split_at_mut(w.reach * hidden);
+        history.read(run.start, window);
+        gate_conv(context, bcx, hidden, own);
+        history.append(run.start, own);
+        let out = s.act.part(n, run.of(hidden));
+        short_conv(context, z, bcx, &w.taps, w.bias.as_deref(), hidden, out);
+    }
     let y = sized(&mut s.y, n);
     multiply(context, &mut s.observer, s.act.input(n), tokens, vec![(&w.out_proj, y)]);
 }
 
-fn gated(context: &Context, w: &GatedWeights, s: &mut Scratch, pass: Pass) {
+fn gated(context: &Context, w: &GatedWeights, s: &mut Scratch, pass: Pass<'_>) {
     let Pass { tokens, hidden, .. } = pass;
     let inner = tokens * w.width;
     let (gate, up) = (sized(&mut s.gate, inner), sized(&mut s.up, inner));

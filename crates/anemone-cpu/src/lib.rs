@@ -20,6 +20,7 @@ mod options;
 mod promote;
 mod scratch;
 mod state;
+mod together;
 
 pub use engine::{Engine, LogitsOf};
 pub use error::Error;
@@ -28,3 +29,4 @@ pub use model::Model;
 pub use options::{Arithmetic, Layout, Options};
 pub use scratch::Observe;
 pub use state::Snapshot;
+pub use together::{Part, feed_together};

@@ -6,7 +6,7 @@ use crate::layer::{Pass, multiply};
 use crate::model::MoeWeights;
 use crate::scratch::{Activations, Scratch, sized};
 
-pub(crate) fn forward(context: &Context, w: &MoeWeights, s: &mut Scratch, pass: Pass) {
+pub(crate) fn forward(context: &Context, w: &MoeWeights, s: &mut Scratch, pass: Pass<'_>) {
     let Pass { tokens, hidden, .. } = pass;
     let experts = w.experts.len();
     let mut scores = vec![0.0f32; tokens * experts];

@@ -21,6 +21,8 @@ pub(crate) struct Scratch {
     pub(crate) up: Vec<f32>,
     pub(crate) cos: Vec<Vec<f32>>,
     pub(crate) sin: Vec<Vec<f32>>,
+    /// Logits of a pass over several sequences.
+    pub(crate) logits: Vec<f32>,
     pub(crate) observer: Observer,
 }
 
@@ -65,6 +67,14 @@ impl Activations {
             Output::Bf16(sized(&mut self.half, len))
         } else {
             Output::F32(sized(&mut self.full, len))
+        }
+    }
+
+    /// A part of an output of `len` values.
+    pub(crate) fn part(&mut self, len: usize, part: std::ops::Range<usize>) -> Output<'_> {
+        match self.output(len) {
+            Output::F32(out) => Output::F32(&mut out[part]),
+            Output::Bf16(out) => Output::Bf16(&mut out[part]),
         }
     }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use anemone_checkpoint::{Entry, Error, Weights};
-use anemone_cpu::{Arithmetic, Engine, Layout, LogitsOf, Model, Options, Snapshot};
+use anemone_cpu::{Arithmetic, Engine, Layout, LogitsOf, Model, Options, Part, Snapshot, feed_together};
 use anemone_tensor::Tensor;
 use serde_json::{Map, Value, json};
 
@@ -241,6 +241,85 @@ fn any_walk_through_a_sequence_gives_its_bits() {
     for arithmetic in [Arithmetic::Exact, Arithmetic::Fast] {
         wander(&model, options(arithmetic, 5, 8), 3);
     }
+}
+
+/// Several sequences run together, each at its own pace; every row of logits is that of the sequence run alone.
+fn together(model: &Arc<Model>, options: Options, seed: u64) {
+    let mut random = seed;
+    let first = Engine::new(model.clone(), options).unwrap();
+    let mut engines: Vec<Engine> = (0..4).map(|_| first.sibling()).collect();
+    engines.push(first);
+    let mut alone: Vec<Engine> = (0..5).map(|_| Engine::new(model.clone(), options).unwrap()).collect();
+    for step in 0..25 {
+        let mut fed = Vec::new();
+        for (engine, alone) in engines.iter_mut().zip(&mut alone) {
+            if engine.position() > 200 {
+                engine.reset();
+                alone.reset();
+            }
+            let back = engine.position().saturating_sub(below(&mut random, options.rewind + 1));
+            if below(&mut random, 4) == 0 && engine.nearest(back) == back {
+                engine.rewind(back).unwrap();
+                alone.rewind(back).unwrap();
+            }
+            let n = [1, 1, 1, 3, 12, 40][below(&mut random, 6)];
+            let tokens: Vec<u32> = (0..n).map(|_| below(&mut random, VOCAB) as u32).collect();
+            fed.push((tokens, [LogitsOf::None, LogitsOf::Last, LogitsOf::All][below(&mut random, 3)]));
+        }
+        let mut shown: Vec<Vec<(usize, Vec<u32>)>> = vec![Vec::new(); 5];
+        let mut parts: Vec<Part<'_>> = engines
+            .iter_mut()
+            .zip(&fed)
+            .map(|(engine, (tokens, want))| Part { engine, tokens, want: *want })
+            .collect();
+        let results =
+            feed_together(&mut parts, &mut |part, token, logits| shown[part].push((token, bits(logits))));
+        assert!(results.iter().all(Result::is_ok));
+        for (index, ((tokens, want), alone)) in fed.iter().zip(&mut alone).enumerate() {
+            let logits = bits(alone.feed(tokens, *want).unwrap());
+            let first = tokens.len() - logits.len() / VOCAB;
+            let rows = logits.chunks_exact(VOCAB).enumerate().map(|(i, row)| (first + i, row.to_vec()));
+            assert!(
+                shown[index].iter().cloned().eq(rows),
+                "{options:?} seed {seed} step {step} part {index}"
+            );
+            assert_eq!(engines[index].position(), alone.position());
+        }
+    }
+}
+
+#[test]
+fn sequences_run_together_get_the_bits_they_get_alone() {
+    let (lfm3, moe) = (lfm3(3, 33), moe());
+    for (model, chunks) in [(load(&lfm3.0, &lfm3.1), [300, 16, 1]), (load(&moe.0, &moe.1), [64, 7, 3])] {
+        for chunk in chunks {
+            for arithmetic in [Arithmetic::Exact, Arithmetic::Fast] {
+                together(&model, options(arithmetic, chunk, 8), chunk as u64);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_refused_part_disturbs_no_other() {
+    let (config, weights) = lfm3(3, 5);
+    let model = load(&config, &weights);
+    let mut first = Engine::new(model.clone(), options(Arithmetic::Exact, 16, 8)).unwrap();
+    let mut second = first.sibling();
+    let mut foreign = Engine::new(model.clone(), options(Arithmetic::Exact, 16, 8)).unwrap();
+    let mut last = None;
+    let mut parts = [
+        Part { engine: &mut first, tokens: &[1, VOCAB as u32], want: LogitsOf::Last },
+        Part { engine: &mut foreign, tokens: &[1], want: LogitsOf::Last },
+        Part { engine: &mut second, tokens: &[1, 2, 3], want: LogitsOf::Last },
+    ];
+    let results = feed_together(&mut parts, &mut |part, _, logits| last = Some((part, bits(logits))));
+    assert!(matches!(results[0], Err(anemone_cpu::Error::TokenOutOfRange { id: 40, .. })));
+    assert!(matches!(results[1], Err(anemone_cpu::Error::NotSiblings)));
+    assert!(results[2].is_ok());
+    assert_eq!(last, Some((2, whole(&model, Arithmetic::Exact, &[1, 2, 3]))));
+    assert_eq!((first.position(), foreign.position(), second.position()), (0, 0, 3));
+    assert!(feed_together(&mut [], &mut |_, _, _| ()).is_empty());
 }
 
 #[test]
