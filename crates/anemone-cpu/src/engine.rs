@@ -117,6 +117,11 @@ impl Engine {
         &self.model
     }
 
+    /// The options it was made with.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
     /// Instruction set and threads in use.
     pub fn context(&self) -> &Context {
         &self.shared.context

@@ -1,8 +1,8 @@
 use std::ops::ControlFlow;
 
-use crate::generate::Plan;
 use crate::{
-    ChatTemplate, Engine, Event, GenerateOptions, Generation, Message, RenderOptions, Result, Tokenizer,
+    ChatTemplate, Constraint, Engine, Event, GenerateOptions, Generation, Message, PassCost, RenderOptions,
+    Result, Sequence, Tokenizer,
 };
 
 /// A chat on one engine, of which each turn computes only what is new.
@@ -12,6 +12,7 @@ use crate::{
 #[derive(Debug, Clone, Default)]
 pub struct Conversation {
     held: Vec<u32>,
+    cost: PassCost,
 }
 
 /// What turns of a conversation have in common.
@@ -54,7 +55,7 @@ impl Conversation {
     ) -> Result<Generation> {
         let text = turn.template.render(messages, turn.render)?;
         let prompt = turn.tokenizer.encode(&text, false)?;
-        self.generate(engine, turn.tokenizer, &prompt, turn.generate, on_event)
+        self.generate(engine, turn.tokenizer, &prompt, turn.generate, None, on_event)
     }
 
     /// Generates from a whole prompt, feeding only what the engine does not hold.
@@ -64,11 +65,17 @@ impl Conversation {
         tokenizer: &Tokenizer,
         prompt_ids: &[u32],
         options: &GenerateOptions,
+        constraint: Option<Box<dyn Constraint>>,
         on_event: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
     ) -> Result<Generation> {
-        let plan = Plan::new(engine, tokenizer, prompt_ids, options)?;
+        let sequence = Sequence::new(engine, tokenizer, prompt_ids, options.clone())?;
+        let mut sequence = sequence.with_constraint(constraint);
         self.keep_prefix(engine, prompt_ids);
-        plan.run(engine, &mut self.held, on_event)
+        sequence.begin_behind(self.held.len());
+        self.held.clear();
+        crate::run(engine, &mut sequence, &mut self.cost, on_event)?;
+        self.held.extend_from_slice(&sequence.tokens()[..sequence.held()]);
+        Ok(sequence.into_generation().unwrap_or_else(|| unreachable!("it ran to its end")))
     }
 
     /// Brings the engine back to what it has in common with the prompt, but short of all of it: the logits after
@@ -108,7 +115,8 @@ mod tests {
 
     fn go(chat: &mut Conversation, engine: &mut FakeEngine, prompt: &[u32]) -> Generation {
         engine.calls.clear();
-        chat.generate(engine, &tokenizer(), prompt, &options(), &mut |_| ControlFlow::Continue(())).unwrap()
+        chat.generate(engine, &tokenizer(), prompt, &options(), None, &mut |_| ControlFlow::Continue(()))
+            .unwrap()
     }
 
     #[test]
@@ -174,10 +182,10 @@ mod tests {
         go(&mut chat, &mut engine, &[1, 2, 3]);
         let held = chat.held().to_vec();
         let quiet = &mut |_: Event<'_>| ControlFlow::Continue(());
-        assert!(chat.generate(&mut engine, &tokenizer(), &[1; 9], &options(), quiet).is_err());
+        assert!(chat.generate(&mut engine, &tokenizer(), &[1; 9], &options(), None, quiet).is_err());
         assert_eq!((chat.held(), engine.position()), (&held[..], held.len()));
         engine.fail_at = Some(6);
-        assert!(chat.generate(&mut engine, &tokenizer(), &[1, 2, 3, 4, 5], &options(), quiet).is_err());
+        assert!(chat.generate(&mut engine, &tokenizer(), &[1, 2, 3, 4, 5], &options(), None, quiet).is_err());
         assert_eq!((chat.held().len(), engine.position()), (0, 0));
     }
 

@@ -29,6 +29,10 @@ impl Engine for anemone_cpu::Engine {
         self.nearest(position)
     }
 
+    fn most_drafts(&self) -> usize {
+        self.options().rewind
+    }
+
     fn rewind(&mut self, position: usize) -> Result<(), EngineError> {
         self.rewind(position).map_err(EngineError::new)
     }

@@ -27,6 +27,11 @@ pub trait Engine: Send {
         position.min(self.position())
     }
 
+    /// Most tokens of one [`Engine::feed_all`] that can be taken back whatever was fed, which bounds what can be drafted.
+    fn most_drafts(&self) -> usize {
+        usize::MAX
+    }
+
     /// Forgets everything at and after `position`, which is at most the current one.
     ///
     /// Errors, with the state unchanged, when the position is too far back for the state that is kept.

@@ -1,7 +1,12 @@
 use std::ops::ControlFlow;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use crate::{Detokenizer, Engine, Error, History, Result, Sampler, SamplingParams, StopMatcher, Tokenizer};
+use crate::{Drafts, Engine, Error, PassCost, Result, SamplingParams, Speculation, Tokenizer};
+
+mod output;
+mod sequence;
+
+pub use sequence::{Sequence, Step};
 
 /// How a generation is run.
 #[derive(Debug, Clone)]
@@ -20,6 +25,14 @@ pub struct GenerateOptions {
     pub ignore_eos: bool,
     /// Tokens fed at once before the first is drawn; progress and cancellation come between.
     pub prefill_chunk: usize,
+    /// Does not draw one of `stop_ids` before so many tokens.
+    pub min_new_tokens: usize,
+    /// So many of the likeliest tokens come with each one drawn.
+    pub top_logprobs: usize,
+    /// Tells the log probabilities of the prompt's tokens, with so many of the likeliest at each place.
+    pub prompt_logprobs: Option<usize>,
+    /// How the next tokens are guessed, for speed alone.
+    pub speculation: Speculation,
 }
 
 impl Default for GenerateOptions {
@@ -32,6 +45,10 @@ impl Default for GenerateOptions {
             skip_special: true,
             ignore_eos: false,
             prefill_chunk: 512,
+            min_new_tokens: 0,
+            top_logprobs: 0,
+            prompt_logprobs: None,
+            speculation: Speculation::Off,
         }
     }
 }
@@ -53,6 +70,19 @@ pub enum Event<'a> {
         id: u32,
         /// Its log probability, see [`Sampled::logprob`](crate::Sampled::logprob).
         logprob: f32,
+        /// The likeliest tokens at its place with their log probabilities, as many as were asked for.
+        top: &'a [(u32, f32)],
+    },
+    /// What the model thought of a token of the prompt; there is none for the first, or for tokens held from before.
+    PromptToken {
+        /// Its place in the prompt.
+        index: usize,
+        /// The token.
+        id: u32,
+        /// Its log probability.
+        logprob: f32,
+        /// The likeliest tokens at its place.
+        top: &'a [(u32, f32)],
     },
     /// Text is complete; all of these joined are [`Generation::text`].
     Text(&'a str),
@@ -78,6 +108,8 @@ pub enum StopCause {
     Token(u32),
     /// One of the stop strings.
     Text(String),
+    /// The constraint's text is complete.
+    Constraint,
 }
 
 /// Which limit a generation ran into.
@@ -119,7 +151,7 @@ pub struct Timings {
     pub prefill_tokens: usize,
     /// Seconds until the first token was drawn.
     pub prefill_seconds: f64,
-    /// Tokens computed one by one after that.
+    /// Tokens drawn after the first.
     pub decode_tokens: usize,
     /// Seconds from the first draw to the end.
     pub decode_seconds: f64,
@@ -154,6 +186,8 @@ pub struct Generation {
     pub usage: Usage,
     /// Time measured.
     pub timings: Timings,
+    /// What became of drafts.
+    pub drafts: Drafts,
     /// The seed the tokens were drawn with.
     pub seed: u64,
 }
@@ -168,198 +202,72 @@ pub fn generate(
     options: &GenerateOptions,
     on_event: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
 ) -> Result<Generation> {
-    let plan = Plan::new(engine, tokenizer, prompt_ids, options)?;
+    let mut sequence = Sequence::new(engine, tokenizer, prompt_ids, options.clone())?;
     engine.reset();
-    plan.run(engine, &mut Vec::new(), on_event)
+    run(engine, &mut sequence, &mut PassCost::default(), on_event)?;
+    Ok(sequence.into_generation().unwrap_or_else(|| unreachable!("it ran to its end")))
 }
 
-/// A generation whose inputs are known to be good.
-pub(crate) struct Plan<'a> {
-    tokenizer: &'a Tokenizer,
-    prompt: &'a [u32],
-    options: &'a GenerateOptions,
-    sampler: Sampler,
-    stops: StopMatcher,
-}
-
-impl<'a> Plan<'a> {
-    pub(crate) fn new(
-        engine: &dyn Engine,
-        tokenizer: &'a Tokenizer,
-        prompt: &'a [u32],
-        options: &'a GenerateOptions,
-    ) -> Result<Self> {
-        let (vocab, context) = (engine.vocab_size(), engine.context_len());
-        if prompt.is_empty() {
-            return Err(Error::EmptyPrompt);
-        }
-        if prompt.len() > context {
-            return Err(Error::PromptTooLong { prompt: prompt.len(), context });
-        }
-        if let Some((index, &id)) = prompt.iter().enumerate().find(|(_, id)| **id as usize >= vocab) {
-            return Err(Error::TokenOutOfRange { index, id, vocab });
-        }
-        if options.prefill_chunk == 0 {
-            let problem = "is 0; give 1 or more".to_owned();
-            return Err(Error::Options { option: "prefill_chunk", problem });
-        }
-        let allowed = tokenizer.vocab_size().min(vocab);
-        let sampler = Sampler::new(options.sampling.clone())?.with_allowed_vocab(allowed);
-        let stops = StopMatcher::new(&options.stop_strings)?;
-        Ok(Self { tokenizer, prompt, options, sampler, stops })
-    }
-
-    /// Runs on an engine that holds exactly the tokens `held`, a beginning of the prompt but not all of it.
-    ///
-    /// `held` is kept equal to what the engine holds; on an error of the engine both are emptied.
-    pub(crate) fn run(
-        mut self,
-        engine: &mut dyn Engine,
-        held: &mut Vec<u32>,
-        on_event: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
-    ) -> Result<Generation> {
-        let start = Instant::now();
-        let seed = self.sampler.seed();
-        let cached_tokens = held.len();
-        let mut history = History::new(self.prompt);
-        let mut output = Output {
-            detokenizer: Detokenizer::new(self.tokenizer, self.options.skip_special),
-            stops: self.stops,
-            options: self.options,
-            token_ids: Vec::new(),
-            text: String::new(),
-            on_event,
-        };
-        let total = self.prompt.len();
-        let mut finish = None;
-        let mut next = None;
-        while held.len() < total && finish.is_none() {
-            let end = total.min(held.len() + self.options.prefill_chunk);
-            let chunk = &self.prompt[held.len()..end];
-            let draw = end == total && self.options.max_new_tokens != Some(0);
-            next = feed(engine, held, chunk, |logits| {
-                draw.then(|| self.sampler.sample(logits, &history)).transpose()
-            })?;
-            let event = Event::Prefill { done: end, total };
-            finish = (output.on_event)(event).is_break().then_some(FinishReason::Cancelled);
-        }
-        let prefill_tokens = held.len() - cached_tokens;
-        let prefill = start.elapsed();
-        let mut decode_tokens = 0;
-        let finish_reason = loop {
-            if let Some(reason) = finish {
-                break reason;
-            }
-            let Some(sampled) = next else { break FinishReason::Length(LengthLimit::MaxNewTokens) };
-            finish = output.accept(sampled.id, sampled.logprob)?;
-            if finish.is_some() {
-                continue;
-            }
-            if held.len() >= engine.context_len() {
-                break output.end(FinishReason::Length(LengthLimit::Context))?;
-            }
-            history.push(sampled.id);
-            let drawn = feed(engine, held, &[sampled.id], |logits| self.sampler.sample(logits, &history))?;
-            decode_tokens += 1;
-            next = Some(drawn);
-        };
-        let decode: Duration = start.elapsed().saturating_sub(prefill);
-        let usage = Usage { prompt_tokens: total, cached_tokens, completion_tokens: output.token_ids.len() };
-        let timings = Timings {
-            prefill_tokens,
-            prefill_seconds: prefill.as_secs_f64(),
-            decode_tokens,
-            decode_seconds: decode.as_secs_f64(),
-        };
-        Ok(Generation { token_ids: output.token_ids, text: output.text, finish_reason, usage, timings, seed })
-    }
-}
-
-/// Feeds tokens and gives the logits to `then`; after a failure neither engine nor `held` holds anything.
-fn feed<T>(
+/// Runs a sequence to its end on an engine that holds the tokens the sequence begins behind.
+///
+/// The engine holds [`Sequence::held`] tokens afterwards, on an error none.
+pub fn run(
     engine: &mut dyn Engine,
-    held: &mut Vec<u32>,
-    tokens: &[u32],
-    then: impl FnOnce(&[f32]) -> Result<T>,
-) -> Result<T> {
-    let expected = engine.vocab_size();
-    let outcome = match engine.feed(tokens) {
-        Ok(logits) if logits.len() == expected => Ok(then(logits)),
-        Ok(logits) => Err(Error::LogitsLength { expected, found: logits.len() }),
-        Err(e) => Err(Error::Engine(e)),
-    };
-    match outcome {
-        Ok(result) => {
-            held.extend_from_slice(tokens);
-            result
-        }
-        Err(error) => {
-            engine.reset();
-            held.clear();
-            Err(error)
-        }
+    sequence: &mut Sequence<'_>,
+    cost: &mut PassCost,
+    on_event: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
+) -> Result<()> {
+    let result = rounds(engine, sequence, cost, on_event);
+    if result.is_err() {
+        engine.reset();
     }
+    result
 }
 
-struct Output<'a, 'e> {
-    detokenizer: Detokenizer<'a>,
-    stops: StopMatcher,
-    options: &'a GenerateOptions,
-    token_ids: Vec<u32>,
-    text: String,
-    on_event: &'e mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
-}
-
-impl Output<'_, '_> {
-    /// Takes a drawn token; gives the reason when it is the last.
-    fn accept(&mut self, id: u32, logprob: f32) -> Result<Option<FinishReason>> {
-        if !self.options.ignore_eos && self.options.stop_ids.contains(&id) {
-            return self.end(FinishReason::Stop(StopCause::Token(id))).map(Some);
+fn rounds(
+    engine: &mut dyn Engine,
+    sequence: &mut Sequence<'_>,
+    cost: &mut PassCost,
+    on_event: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
+) -> Result<()> {
+    let (vocab, most_drafts) = (engine.vocab_size(), engine.most_drafts());
+    let mut tokens = Vec::new();
+    while let Some(step) = sequence.step(usize::MAX, most_drafts, 0, cost)? {
+        tokens.clear();
+        tokens.extend_from_slice(step.tokens);
+        let (rows, start) = (step.rows, Instant::now());
+        let decodes = sequence.prefill_left() == 0;
+        let logits = if rows > 1 { engine.feed_all(&tokens) } else { engine.feed(&tokens) };
+        let logits = logits.map_err(Error::Engine)?;
+        if decodes {
+            cost.record(tokens.len(), start.elapsed().as_secs_f64());
         }
-        self.token_ids.push(id);
-        if (self.on_event)(Event::Token { id, logprob }).is_break() {
-            return Ok(Some(FinishReason::Cancelled));
+        let expected = rows.max(1) * vocab;
+        if logits.len() != expected {
+            return Err(Error::LogitsLength { expected, found: logits.len() });
         }
-        let mut safe = String::new();
-        let piece = self.detokenizer.push(id)?;
-        let stopped = piece.and_then(|piece| self.stops.push(piece, &mut safe));
-        let flow = self.emit(&safe);
-        if let Some(stopped) = stopped {
-            let text = self.options.stop_strings[stopped.index].clone();
-            return Ok(Some(FinishReason::Stop(StopCause::Text(text))));
-        }
-        if flow.is_break() {
-            return Ok(Some(FinishReason::Cancelled));
-        }
-        if self.options.max_new_tokens.is_some_and(|most| self.token_ids.len() >= most) {
-            return self.end(FinishReason::Length(LengthLimit::MaxNewTokens)).map(Some);
-        }
-        Ok(None)
-    }
-
-    /// Gives the text that was held back; a stop string it completes takes the place of `reason`.
-    fn end(&mut self, reason: FinishReason) -> Result<FinishReason> {
-        let mut safe = String::new();
-        let piece = self.detokenizer.flush()?;
-        let stopped = piece.and_then(|piece| self.stops.push(piece, &mut safe));
-        self.stops.flush(&mut safe);
-        // Nothing is left to break off.
-        let _ = self.emit(&safe);
-        Ok(match stopped {
-            Some(stopped) => {
-                FinishReason::Stop(StopCause::Text(self.options.stop_strings[stopped.index].clone()))
+        for row in logits.chunks_exact(vocab).take(rows) {
+            if !sequence.row(row, on_event)? {
+                break;
             }
-            None => reason,
-        })
-    }
-
-    fn emit(&mut self, text: &str) -> ControlFlow<()> {
-        if text.is_empty() {
-            return ControlFlow::Continue(());
         }
-        self.text.push_str(text);
-        (self.on_event)(Event::Text(text))
+        let keep = sequence.complete(on_event)?;
+        if keep < tokens.len() {
+            step_back(engine, sequence)?;
+        }
     }
+    Ok(())
+}
+
+/// Leaves in the engine what the sequence wants held of it; what cannot be gone back to exactly is fed again.
+fn step_back(engine: &mut dyn Engine, sequence: &Sequence<'_>) -> Result<()> {
+    let held = sequence.held();
+    let nearest = engine.nearest(held);
+    engine.rewind(nearest).map_err(Error::Engine)?;
+    if nearest < held {
+        engine.feed(&sequence.tokens()[nearest..held]).map_err(Error::Engine)?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

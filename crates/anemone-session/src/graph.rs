@@ -403,6 +403,12 @@ impl Engine for GraphEngine {
         self.marked(position).filter(|at| *at >= shown).unwrap_or(0)
     }
 
+    fn most_drafts(&self) -> usize {
+        // A call that fits one pass can be cut anywhere.
+        let verify = self.passes.iter().filter(|p| matches!(p, Pass::Verify(_)));
+        verify.map(|p| p.tokens() - 1).max().unwrap_or(0)
+    }
+
     fn rewind(&mut self, position: usize) -> Result<(), EngineError> {
         if position == 0 {
             self.reset();

@@ -27,6 +27,7 @@ mod generate;
 mod graph;
 mod message;
 mod sampler;
+mod speculate;
 mod stop;
 mod template;
 mod tokenizer;
@@ -39,11 +40,13 @@ pub use detokenizer::Detokenizer;
 pub use engine::{Engine, EngineError};
 pub use error::{Error, Result};
 pub use generate::{
-    Event, FinishReason, GenerateOptions, Generation, LengthLimit, StopCause, Timings, Usage, generate,
+    Event, FinishReason, GenerateOptions, Generation, LengthLimit, Sequence, Step, StopCause, Timings, Usage,
+    generate, run,
 };
 pub use graph::{GraphEngine, LayerStates};
 pub use message::Message;
-pub use sampler::{History, Sampled, Sampler, SamplingParams, SamplingPreset};
+pub use sampler::{Bars, History, Sampled, Sampler, SamplingParams, SamplingPreset};
+pub use speculate::{Drafts, MOST_DRAFTS, PassCost, Propose, Speculation, SuffixIndex, ngram_simple};
 pub use stop::{StopMatcher, Stopped};
 pub use template::{ChatTemplate, RenderOptions, TemplateTokens};
 pub use tokenizer::{SpecialToken, Tokenizer};

@@ -6,7 +6,7 @@ use std::hash::{BuildHasher, Hasher};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-use crate::{Error, Result};
+use crate::{Error, Result, TokenMask};
 
 mod exp;
 mod history;
@@ -23,6 +23,38 @@ pub struct Sampled {
     pub id: u32,
     /// Natural logarithm of the probability the model itself gives it, before penalties and filters.
     pub logprob: f32,
+}
+
+/// Tokens that may not be drawn, whatever their logits.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Bars<'a> {
+    /// Only tokens of this set may be drawn.
+    pub mask: Option<&'a TokenMask>,
+    /// These may not.
+    pub banned: &'a [u32],
+}
+
+impl Bars<'_> {
+    fn apply(&self, logits: &mut [f32]) {
+        if let Some(mask) = self.mask {
+            for (at, chunk) in logits.chunks_mut(32).enumerate() {
+                match mask.words().get(at).copied().unwrap_or(0) {
+                    u32::MAX => {}
+                    0 => chunk.fill(f32::NEG_INFINITY),
+                    word => {
+                        for (bit, logit) in chunk.iter_mut().enumerate() {
+                            *logit = if word >> bit & 1 == 1 { *logit } else { f32::NEG_INFINITY };
+                        }
+                    }
+                }
+            }
+        }
+        for &id in self.banned {
+            if let Some(logit) = logits.get_mut(id as usize) {
+                *logit = f32::NEG_INFINITY;
+            }
+        }
+    }
 }
 
 /// Draws tokens from logits.
@@ -78,10 +110,15 @@ impl Sampler {
 
     /// Draws a token; `logits` is `[vocab]`.
     pub fn sample(&mut self, logits: &[f32], history: &History) -> Result<Sampled> {
+        self.sample_under(logits, history, Bars::default())
+    }
+
+    /// Draws a token that is not barred; its log probability is that of the model without bars.
+    pub fn sample_under(&mut self, logits: &[f32], history: &History, bars: Bars<'_>) -> Result<Sampled> {
         let logits = self.allowed(logits);
         let max = check(logits)?;
         let mut scratch = std::mem::take(&mut self.scratch);
-        let result = self.candidates(logits, history, &mut scratch);
+        let result = self.candidates(logits, history, bars, &mut scratch);
         let id = result.map(|()| match scratch.candidates[..] {
             [(only, _)] => only,
             _ => self.draw(&scratch.candidates),
@@ -97,7 +134,7 @@ impl Sampler {
         let logits = self.allowed(logits);
         check(logits)?;
         let mut scratch = Scratch::default();
-        self.candidates(logits, history, &mut scratch)?;
+        self.candidates(logits, history, Bars::default(), &mut scratch)?;
         let total = total(&scratch.candidates);
         let mut candidates = scratch.candidates;
         candidates.retain(|&(_, weight)| weight > 0.0);
@@ -105,6 +142,38 @@ impl Sampler {
             *weight = (f64::from(*weight) / total) as f32;
         }
         Ok(candidates)
+    }
+
+    /// The log probability the model gives a token, before penalties and filters; `-inf` for one it has no row for.
+    pub fn logprob(&self, logits: &[f32], id: u32) -> Result<f32> {
+        let logits = self.allowed(logits);
+        let max = check(logits)?;
+        let Some(logit) = logits.get(id as usize) else { return Ok(f32::NEG_INFINITY) };
+        Ok((f64::from(logit - max) - sum_exp(logits, max).ln()) as f32)
+    }
+
+    /// The `count` most likely tokens with their log probabilities, as the model itself has them, the likeliest first (the lower
+    /// id of a tie first).
+    pub fn top_logprobs(&self, logits: &[f32], count: usize) -> Result<Vec<(u32, f32)>> {
+        let logits = self.allowed(logits);
+        let max = check(logits)?;
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        let floor = if count < logits.len() {
+            kth_largest(logits, count, &mut Vec::new())
+        } else {
+            f32::NEG_INFINITY
+        };
+        let mut top: Vec<(u32, f32)> =
+            logits.iter().enumerate().filter(|(_, l)| **l >= floor).map(|(id, &l)| (id as u32, l)).collect();
+        top.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        top.truncate(count);
+        let total = sum_exp(logits, max).ln();
+        for (_, logit) in &mut top {
+            *logit = (f64::from(*logit - max) - total) as f32;
+        }
+        Ok(top)
     }
 
     /// Draws from tokens with weights that need not sum to 1; `candidates` must not be empty.
@@ -132,12 +201,19 @@ impl Sampler {
         &logits[..self.allowed_vocab.unwrap_or(usize::MAX).min(logits.len())]
     }
 
-    fn candidates(&self, raw: &[f32], history: &History, scratch: &mut Scratch) -> Result<()> {
+    fn candidates(
+        &self,
+        raw: &[f32],
+        history: &History,
+        bars: Bars<'_>,
+        scratch: &mut Scratch,
+    ) -> Result<()> {
         let p = &self.params;
         let Scratch { logits, largest, candidates } = scratch;
         logits.clear();
         logits.extend_from_slice(raw);
         self.penalise(logits, history)?;
+        bars.apply(logits);
         candidates.clear();
         let max = check(logits)?;
         if p.temperature == 0.0 {

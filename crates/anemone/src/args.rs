@@ -2,7 +2,8 @@ use std::path::PathBuf;
 
 use anemone_cpu::{Arithmetic, Layout, Options};
 use anemone_emulator::Profile;
-use anyhow::{Result, bail};
+use anemone_session::Speculation;
+use anyhow::{Result, anyhow, bail};
 use clap::ValueEnum;
 use clap::builder::RangedU64ValueParser;
 
@@ -228,6 +229,69 @@ pub(crate) struct SamplingArgs {
     /// Go on after end-of-text tokens, for measurements
     #[arg(long)]
     pub(crate) ignore_eos: bool,
+    /// Do not draw an end-of-text token before N tokens
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) min_new_tokens: usize,
+    /// Add X to a token's logit, as ID:X; may be repeated
+    #[arg(long, value_name = "ID:X", value_parser = bias, allow_negative_numbers = true)]
+    pub(crate) logit_bias: Vec<(u32, f32)>,
+    #[command(flatten)]
+    pub(crate) speculation: SpeculationArgs,
+}
+
+/// How the next tokens are guessed.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Speculation (faster where text repeats; the tokens stay the same)")]
+pub(crate) struct SpeculationArgs {
+    /// Guess what followed the longest end of the text that occurred before, and verify as many guesses at once as pay
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = Spec::Off)]
+    pub(crate) spec: Spec,
+    /// Guess what followed the latest occurrence of the last --spec-n tokens, as llama.cpp's ngram-simple does
+    #[arg(long, conflicts_with = "spec")]
+    pub(crate) spec_ngram: bool,
+    /// Tokens to find again
+    #[arg(long, value_name = "N", default_value_t = 12, requires = "spec_ngram")]
+    pub(crate) spec_n: usize,
+    /// Most tokens to guess [default: 16, 32 with --spec auto]
+    #[arg(long, value_name = "M")]
+    pub(crate) spec_m: Option<usize>,
+}
+
+/// What `--spec` chooses from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Spec {
+    /// Token by token
+    Off,
+    /// From the text so far
+    Auto,
+}
+
+impl SpeculationArgs {
+    pub(crate) fn speculation(&self) -> Result<Speculation> {
+        let speculation = if self.spec_ngram {
+            Speculation::Ngram { n: self.spec_n, m: self.spec_m.unwrap_or(16) }
+        } else if self.spec == Spec::Auto {
+            Speculation::Auto { most: self.spec_m.unwrap_or(32) }
+        } else if self.spec_m.is_some() {
+            bail!("--spec-m: nothing is guessed; give --spec auto or --spec-ngram with it");
+        } else {
+            Speculation::Off
+        };
+        speculation.validate().map_err(|error| {
+            anyhow!("--{}", error.to_string().replacen("spec_m", "spec-m", 1).replace("spec_n", "spec-n"))
+        })?;
+        Ok(speculation)
+    }
+}
+
+fn bias(text: &str) -> Result<(u32, f32), String> {
+    let wrong = || "write it as ID:X, e.g. 42:-100, with X from -100 to 100".to_owned();
+    let (id, value) = text.split_once(':').ok_or_else(wrong)?;
+    let value: f32 = value.parse().map_err(|_| wrong())?;
+    if !(-100.0..=100.0).contains(&value) {
+        return Err(wrong());
+    }
+    Ok((id.parse().map_err(|_| wrong())?, value))
 }
 
 /// A parser of numbers from `low` to `high`.

@@ -265,6 +265,10 @@ impl anemone_session::Engine for Engine {
         self.inner().nearest(position)
     }
 
+    fn most_drafts(&self) -> usize {
+        self.inner().most_drafts()
+    }
+
     fn rewind(&mut self, position: usize) -> Result<(), EngineError> {
         self.inner_mut().rewind(position)
     }

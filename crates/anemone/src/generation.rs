@@ -39,6 +39,10 @@ pub(crate) fn options(
     set(&mut sampling.presence_penalty, args.presence_penalty);
     sampling.top_k = args.top_k.unwrap_or(sampling.top_k);
     sampling.seed = args.seed;
+    sampling.logit_bias.clone_from(&args.logit_bias);
+    if let Some((id, _)) = args.logit_bias.iter().find(|(id, _)| *id as usize >= tokenizer.vocab_size()) {
+        bail!("--logit-bias: {id} is no token; tokenizer.json has ids below {}", tokenizer.vocab_size());
+    }
     if let Some(at) = args.stop.iter().position(String::is_empty) {
         bail!("--stop: text {} is empty; leave it out", at + 1);
     }
@@ -55,6 +59,8 @@ pub(crate) fn options(
         stop_ids: tokenizer.stop_ids(&ends),
         stop_strings: args.stop.clone(),
         ignore_eos: args.ignore_eos,
+        min_new_tokens: args.min_new_tokens,
+        speculation: args.speculation.speculation()?,
         ..GenerateOptions::default()
     })
 }
@@ -175,6 +181,9 @@ pub(crate) fn report(generation: &Generation, first_token: Option<f64>) -> Map<S
         FinishReason::Stop(StopCause::Text(text)) => {
             report.insert("stop".into(), text.as_str().into());
         }
+        FinishReason::Stop(StopCause::Constraint) => {
+            report.insert("stop".into(), Value::Null);
+        }
         _ => {}
     }
     report.insert(
@@ -197,6 +206,19 @@ pub(crate) fn report(generation: &Generation, first_token: Option<f64>) -> Map<S
             "time_to_first_token_seconds": first_token,
         }),
     );
+    let drafts = generation.drafts;
+    if drafts.drafted > 0 {
+        report.insert(
+            "speculation".into(),
+            json!({
+                "drafted": drafts.drafted,
+                "accepted": drafts.accepted,
+                "acceptance": drafts.acceptance(),
+                "passes": drafts.passes,
+                "tokens_per_pass": generation.timings.decode_tokens as f64 / drafts.passes.max(1) as f64,
+            }),
+        );
+    }
     report
 }
 

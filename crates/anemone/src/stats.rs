@@ -20,6 +20,16 @@ pub(crate) fn line(generation: &Generation, held: usize, context: usize) -> Stri
         t.decode_rate(),
         100.0 * held as f64 / context as f64
     );
+    let drafts = generation.drafts;
+    if drafts.drafted > 0 {
+        let _ = write!(
+            line,
+            " · drafts {}/{} accepted, {:.2} tok a pass",
+            drafts.accepted,
+            drafts.drafted,
+            t.decode_tokens as f64 / drafts.passes.max(1) as f64
+        );
+    }
     if let Some(rss) = machine::rss().total {
         let _ = write!(line, " · mem {}", machine::bytes(rss));
     }
