@@ -2,10 +2,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anemone_kernels::{Context, Level};
 
+use crate::blocks::Block;
 use crate::forward::{self, Tap};
 use crate::model::{MixerWeights, Model};
 use crate::scratch::{Observe, Scratch, sized};
-use crate::state::{Snapshot, State};
+use crate::state::{BORDER, Snapshot, State};
 use crate::{Arithmetic, Error, Layout, Options};
 
 /// Rows of logits computed in one product, which bounds the memory of a long evaluation.
@@ -263,8 +264,8 @@ impl Engine {
 
     /// The greatest position at or before `position` that [`Engine::rewind`] can step back to.
     ///
-    /// Any of the latest `Options::rewind` positions, the end of each earlier call with several tokens while its keys are
-    /// held, and 0.
+    /// Any of the latest `Options::rewind` positions, multiples of [`BORDER`](crate::BORDER) and the ends of earlier calls with
+    /// several tokens while their keys are held (of each the latest 32), and 0.
     pub fn nearest(&self, position: usize) -> usize {
         self.state.nearest(position)
     }
@@ -295,6 +296,50 @@ impl Engine {
             return Err(Error::ForeignSnapshot);
         }
         self.state = snapshot.state.clone();
+        Ok(())
+    }
+
+    /// Bytes of a [`Block`].
+    pub fn block_bytes(&self) -> usize {
+        self.state.block_bytes()
+    }
+
+    /// Blocks at the end of a chain that must be complete for [`Engine::import`] to go on from there.
+    pub fn blocks_needed(&self) -> usize {
+        self.state.blocks_needed()
+    }
+
+    /// What decides the bits of a block besides the model's weights and the tokens: arithmetic, instruction set, layers.
+    pub fn block_format(&self) -> String {
+        let products = if self.has_reduced_products() { "bf16" } else { "f32" };
+        let (version, level) = (env!("CARGO_PKG_VERSION"), self.context().level().name());
+        format!("cpu {version} {level} {products} {BORDER} {}", self.state.describe_layers())
+    }
+
+    /// What tokens `index * BORDER..(index + 1) * BORDER` left behind; `None` when they are not held or no longer wholly known.
+    pub fn export(&self, index: usize) -> Option<Block> {
+        self.state.export(index)
+    }
+
+    /// Replaces everything held by the blocks of the first tokens, in order; each is given with whether it is complete.
+    ///
+    /// Results have the bits they would have after those tokens were fed. Blocks that do not fit change nothing.
+    pub fn import(&mut self, blocks: &[(&[u8], bool)]) -> Result<(), Error> {
+        let tokens = blocks.len() * BORDER;
+        let expected = self.block_bytes();
+        if tokens > self.context_len {
+            return Err(Error::ContextFull { needed: tokens, context_len: self.context_len });
+        }
+        if blocks.iter().rev().take(self.blocks_needed()).any(|(_, complete)| !complete) {
+            return Err(Error::Block { problem: "the last blocks do not hold all that comes next needs" });
+        }
+        if blocks.iter().any(|(bytes, _)| bytes.len() != expected) {
+            return Err(Error::Block { problem: "a block is of another size" });
+        }
+        if blocks.iter().any(|(bytes, _)| !self.state.is_finite(bytes)) {
+            return Err(Error::Block { problem: "a block holds a value that is not finite" });
+        }
+        self.state.import(blocks);
         Ok(())
     }
 }

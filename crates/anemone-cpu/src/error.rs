@@ -76,6 +76,12 @@ pub enum Error {
     /// A snapshot of another model or arithmetic.
     #[error("the snapshot belongs to another model or arithmetic; feed the tokens again")]
     ForeignSnapshot,
+    /// A chain of blocks that the engine cannot go on from.
+    #[error("{problem}; they belong to another model or arithmetic, or are damaged: feed the tokens again")]
+    Block {
+        /// What is wrong.
+        problem: &'static str,
+    },
     /// A weight holds NaN or infinity.
     #[error(
         "tensor `{name}` holds a value that is not finite at element {index}; the file is damaged or was saved by a diverged run: download, export or convert it again"

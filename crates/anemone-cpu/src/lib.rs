@@ -8,6 +8,7 @@
 //!
 //! The crate knows no text, no model by name and no files.
 
+mod blocks;
 mod engine;
 mod error;
 mod forward;
@@ -22,11 +23,12 @@ mod scratch;
 mod state;
 mod together;
 
+pub use blocks::Block;
 pub use engine::{Engine, LogitsOf};
 pub use error::Error;
 pub use laya::{ActionReadout, LayaEngine, LayaModel, Options as LayaOptions, Parallel, Row, Scores};
 pub use model::Model;
 pub use options::{Arithmetic, Layout, Options};
 pub use scratch::Observe;
-pub use state::Snapshot;
+pub use state::{BORDER, Snapshot};
 pub use together::{Part, feed_together};

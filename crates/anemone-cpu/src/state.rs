@@ -1,3 +1,5 @@
+use std::collections::VecDeque;
+
 use anemone_kernels::{Cache, CacheElement};
 
 use crate::model::{MixerWeights, Model};
@@ -26,6 +28,14 @@ struct Mark {
 
 /// Marks kept; the oldest goes first.
 const MARKS: usize = 32;
+
+/// At multiples of this many tokens convolution windows are kept while they are passed, and blocks end that can be
+/// exported. A step back or a restart there feeds fewer tokens than this again; half of it would double the windows'
+/// share of a block, which is 5 % of the bytes of LFM2-350M and a fifth of LFM3-1.7B's.
+pub const BORDER: usize = 128;
+
+/// Windows at borders that are kept; the oldest goes first.
+const BORDERS: usize = 32;
 
 /// A copy of an engine's state at one position.
 #[derive(Debug, Clone)]
@@ -66,7 +76,7 @@ impl State {
     pub(crate) fn bytes(&self) -> usize {
         let layer = |l: &LayerState| match l {
             LayerState::Attention(cache, _) => cache.bytes(),
-            LayerState::ShortConv(history) => history.rows.len() * 4,
+            LayerState::ShortConv(history) => history.bytes(),
         };
         let mark = |m: &Mark| m.windows.iter().map(|w| w.len() * 4).sum::<usize>();
         self.layers.iter().map(layer).sum::<usize>() + self.marks.iter().map(mark).sum::<usize>()
@@ -105,7 +115,9 @@ impl State {
             return position;
         }
         let marks = self.marks.iter().rev().map(|m| m.position);
-        marks.filter(|&p| p <= position).find(|&p| self.reaches(p)).unwrap_or(0)
+        let marked = marks.filter(|&p| p <= position).find(|&p| self.reaches(p)).unwrap_or(0);
+        let borders = (0..=position / BORDER).rev().map(|i| i * BORDER).take(BORDERS);
+        borders.take_while(|&p| p > marked).find(|&p| self.reaches(p)).unwrap_or(marked)
     }
 
     fn reaches(&self, position: usize) -> bool {
@@ -116,7 +128,7 @@ impl State {
                     // The next query is at `position` and looks `window - 1` keys back.
                     cache.holds(window.map_or(0, |w| (position + 1).saturating_sub(w)), position)
                 }
-                LayerState::ShortConv(history) => marked || history.holds(position),
+                LayerState::ShortConv(history) => marked || history.knows(position),
             })
     }
 
@@ -128,13 +140,13 @@ impl State {
             match layer {
                 LayerState::Attention(cache, _) => cache.truncate(position),
                 LayerState::ShortConv(history) => {
-                    let window = windows.next();
+                    let window = windows.next().or_else(|| history.border(position).map(<[f32]>::to_vec));
                     if position == 0 {
                         history.clear();
                     } else if history.holds(position) {
                         history.truncate(position);
                     } else {
-                        history.restore(position, &window.expect("the position is held or marked"));
+                        history.restore(position, &window.expect("the position is held, marked or a border"));
                     }
                 }
             }
@@ -154,17 +166,55 @@ pub(crate) struct History {
     /// Positions written: rows of `oldest..written` are present; before position 0 all rows are zero.
     written: usize,
     oldest: usize,
+    /// Windows at the latest borders passed.
+    borders: VecDeque<(usize, Vec<f32>)>,
 }
 
 impl History {
     fn new(width: usize, reach: usize, rewind: usize) -> Self {
         let capacity = reach + rewind;
-        Self { rows: vec![0.0; capacity * width], width, reach, capacity, written: 0, oldest: 0 }
+        let rows = vec![0.0; capacity * width];
+        Self { rows, width, reach, capacity, written: 0, oldest: 0, borders: VecDeque::new() }
+    }
+
+    fn bytes(&self) -> usize {
+        (self.rows.len() + self.borders.len() * self.window_len()) * 4
+    }
+
+    /// Numbers of a window.
+    pub(crate) fn window_len(&self) -> usize {
+        self.reach * self.width
+    }
+
+    /// Whether the window at `position` can be had.
+    fn knows(&self, position: usize) -> bool {
+        self.holds(position) || self.border(position).is_some()
+    }
+
+    /// The window kept at a border.
+    fn border(&self, position: usize) -> Option<&[f32]> {
+        self.borders.iter().rfind(|(at, _)| *at == position).map(|(_, window)| window.as_slice())
+    }
+
+    fn set_border(&mut self, position: usize, fill: impl FnOnce(&Self, &mut [f32])) {
+        self.borders.retain(|(at, _)| *at < position);
+        let oldest = (self.borders.len() == BORDERS).then(|| self.borders.pop_front()).flatten();
+        let mut window = oldest.map_or_else(|| vec![0.0; self.window_len()], |(_, window)| window);
+        fill(self, &mut window);
+        self.borders.push_back((position, window));
     }
 
     /// Whether the rows before `position` that a filter needs are present.
     fn holds(&self, position: usize) -> bool {
         position <= self.written && position.saturating_sub(self.reach) >= self.oldest
+    }
+
+    /// The window at `position`, where it is still known.
+    pub(crate) fn known(&self, position: usize) -> Option<Vec<f32>> {
+        if self.holds(position) {
+            return Some(self.window(position));
+        }
+        self.border(position).map(<[f32]>::to_vec)
     }
 
     fn window(&self, position: usize) -> Vec<f32> {
@@ -173,7 +223,7 @@ impl History {
         window
     }
 
-    /// Copies the `reach` rows before `position`, oldest first; rows before the start are zero.
+    /// Copies the `reach` rows before `position`, oldest first, or as many as there is room for; rows before the start are zero.
     pub(crate) fn read(&self, position: usize, window: &mut [f32]) {
         for (i, out) in window.chunks_exact_mut(self.width).enumerate() {
             match (position + i).checked_sub(self.reach) {
@@ -186,9 +236,20 @@ impl History {
         }
     }
 
-    /// Appends the rows of positions `start..`, keeping the latest.
+    /// Appends the rows of positions `start..`, keeping the latest and the windows at the borders they pass.
     pub(crate) fn append(&mut self, start: usize, rows: &[f32]) {
         let count = rows.len() / self.width;
+        for border in (start / BORDER + 1)..=((start + count) / BORDER) {
+            let border = border * BORDER;
+            self.set_border(border, |history, window| {
+                // What lies before `start` is still in the ring.
+                let new = (border - start).min(history.reach) * history.width;
+                let (before, after) = window.split_at_mut(history.window_len() - new);
+                let first = (border - start) * history.width - new;
+                after.copy_from_slice(&rows[first..first + new]);
+                history.read(border, before);
+            });
+        }
         let skip = count.saturating_sub(self.capacity);
         for (i, row) in rows.chunks_exact(self.width).enumerate().skip(skip) {
             let at = (start + i) % self.capacity * self.width;
@@ -200,13 +261,17 @@ impl History {
 
     fn truncate(&mut self, position: usize) {
         self.written = position;
+        self.borders.retain(|(at, _)| *at <= position);
     }
 
     fn clear(&mut self) {
         (self.written, self.oldest) = (0, 0);
+        self.borders.clear();
     }
 
-    fn restore(&mut self, position: usize, window: &[f32]) {
+    /// Goes to `position`, whose window is given.
+    pub(crate) fn restore(&mut self, position: usize, window: &[f32]) {
+        self.borders.retain(|(at, _)| *at <= position);
         let start = position.saturating_sub(self.reach);
         let rows = &window[(self.reach - (position - start)) * self.width..];
         self.oldest = start;
@@ -240,6 +305,29 @@ mod tests {
         assert_eq!(history.window(7), rows(5, 7));
         // Rows dropped before the step back are gone for good.
         assert!(!history.holds(5));
+    }
+
+    #[test]
+    fn windows_at_borders_are_kept_while_they_are_passed() {
+        let mut history = History::new(2, 3, 1);
+        let (near, far) = (BORDER + 1, 3 * BORDER + 2);
+        history.append(0, &rows(0, BORDER - 1));
+        history.append(BORDER - 1, &rows(BORDER - 1, near));
+        history.append(near, &rows(near, far));
+        for border in [BORDER, 2 * BORDER, 3 * BORDER] {
+            assert_eq!(history.known(border).unwrap(), rows(border - 3, border), "{border}");
+        }
+        assert!(history.known(BORDER + 1).is_none());
+        history.restore(2 * BORDER, &rows(2 * BORDER - 3, 2 * BORDER));
+        assert!(history.known(3 * BORDER).is_none(), "it was stepped back over");
+        assert_eq!(history.known(BORDER).unwrap(), rows(BORDER - 3, BORDER));
+        history.clear();
+        assert!(history.known(BORDER).is_none());
+        for at in 0..BORDERS + 3 {
+            history.append(at * BORDER, &rows(at * BORDER, (at + 1) * BORDER));
+        }
+        assert!(history.known(3 * BORDER).is_none() && history.known(4 * BORDER).is_some());
+        assert_eq!(history.borders.len(), BORDERS);
     }
 
     #[test]

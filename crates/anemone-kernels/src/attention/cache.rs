@@ -1,3 +1,5 @@
+use std::ops::Range;
+
 use half::f16;
 
 use super::AttentionShape;
@@ -127,6 +129,33 @@ impl<E: Copy + Default> Store<E> {
         });
     }
 
+    /// Keys, then values, of a block.
+    fn block(&self, block: usize) -> [Range<usize>; 2] {
+        let slot = self.slot(block);
+        [self.dim, self.value_width()].map(|width| {
+            let n = self.kv_heads * width * BLOCK;
+            slot * n..(slot + 1) * n
+        })
+    }
+
+    fn export<const N: usize>(&self, blocks: Range<usize>, out: &mut Vec<u8>, to: fn(E) -> [u8; N]) {
+        for block in blocks {
+            let [k, v] = self.block(block);
+            out.extend(self.k[k].iter().chain(&self.v[v]).flat_map(|x| to(*x)));
+        }
+    }
+
+    fn load<const N: usize>(&mut self, blocks: Range<usize>, bytes: &[u8], from: fn([u8; N]) -> E) {
+        self.reserve(blocks.end);
+        let mut numbers = bytes.as_chunks::<N>().0.iter();
+        for block in blocks {
+            let [k, v] = self.block(block);
+            for (x, bytes) in self.k[k].iter_mut().chain(&mut self.v[v]).zip(&mut numbers) {
+                *x = from(*bytes);
+            }
+        }
+    }
+
     /// Clears the values at and after `position` in its block.
     fn clear_rest(&mut self, position: usize) {
         let (block, from, wide) = (position / BLOCK, position % BLOCK, self.value_width());
@@ -171,11 +200,15 @@ impl Cache {
 
     /// Whether the other cache has the same heads, element type and ring.
     pub fn is_like(&self, other: &Self) -> bool {
-        let ring = |cache: &Self| match &cache.data {
+        self.shape == other.shape && self.element() == other.element() && self.ring() == other.ring()
+    }
+
+    /// Blocks of a ring.
+    fn ring(&self) -> Option<usize> {
+        match &self.data {
             Data::F32(s) => s.ring,
             Data::F16(s) => s.ring,
-        };
-        self.shape == other.shape && self.element() == other.element() && ring(self) == ring(other)
+        }
     }
 
     /// Whether all positions of `from..to` are present.
@@ -203,6 +236,38 @@ impl Cache {
         match &self.data {
             Data::F32(s) => (s.k.capacity() + s.v.capacity()) * 4,
             Data::F16(s) => (s.k.capacity() + s.v.capacity()) * 2,
+        }
+    }
+
+    /// Bytes of a block of [`BLOCK`] positions as [`Cache::export`] gives it.
+    pub fn block_bytes(&self) -> usize {
+        let element = match self.element() {
+            CacheElement::F32 => 4,
+            CacheElement::F16 => 2,
+        };
+        self.shape.kv_heads * (self.shape.dim + self.shape.dim.next_multiple_of(16)) * BLOCK * element
+    }
+
+    /// Appends the contents of whole blocks, all of whose positions are present, to `out`, little-endian.
+    pub fn export(&self, blocks: Range<usize>, out: &mut Vec<u8>) {
+        assert!(
+            self.holds(blocks.start * BLOCK, blocks.end * BLOCK),
+            "blocks {blocks:?} are not in the cache"
+        );
+        match &self.data {
+            Data::F32(s) => s.export(blocks, out, f32::to_le_bytes),
+            Data::F16(s) => s.export(blocks, out, f16::to_le_bytes),
+        }
+    }
+
+    /// Replaces everything by blocks that [`Cache::export`] gave; positions before the first of them are gone.
+    pub fn load(&mut self, blocks: Range<usize>, bytes: &[u8]) {
+        assert_eq!(bytes.len(), blocks.len() * self.block_bytes(), "bytes of {} blocks", blocks.len());
+        assert!(self.ring().is_none_or(|n| blocks.len() <= n), "{} blocks do not fit the ring", blocks.len());
+        (self.oldest, self.written) = (blocks.start * BLOCK, blocks.end * BLOCK);
+        match &mut self.data {
+            Data::F32(s) => s.load(blocks, bytes, f32::from_le_bytes),
+            Data::F16(s) => s.load(blocks, bytes, f16::from_le_bytes),
         }
     }
 

@@ -138,3 +138,49 @@ fn a_ring_knows_what_it_holds() {
     attention(&context, &[0.0; 4], &cache, 89, 1, Some(5), 1.0, &mut out, &mut scratch);
     assert_eq!(out, [65504.0; 4], "values beyond f16 saturate");
 }
+
+#[test]
+fn exported_blocks_go_on_with_the_same_bits() {
+    let context = Context::with_level(2, Level::best());
+    for (element, window) in [
+        (CacheElement::F32, None),
+        (CacheElement::F16, None),
+        (CacheElement::F32, Some(20)),
+        (CacheElement::F16, Some(20)),
+    ] {
+        let case = Case::new(4, 2, 12, 90, window);
+        let (qw, kw) = (48, 24);
+        let ring = window.map(|w| w + 16);
+        let write = |cache: &mut Cache, from: usize, to: usize| {
+            let (k, v) = (&case.k[from * kw..to * kw], &case.v[from * kw..to * kw]);
+            write_cache(&context, cache, from, to - from, k, v);
+        };
+        let attend = |cache: &Cache, from: usize, to: usize| {
+            let mut out = vec![0.0; (to - from) * qw];
+            let mut scratch = vec![f32::NAN; scratch_len(&context, to, to - from)];
+            let q = &case.q[from * qw..to * qw];
+            attention(&context, q, cache, from, to - from, window, 0.25, &mut out, &mut scratch);
+            out
+        };
+        let mut whole = Cache::new(element, case.shape, ring);
+        (0..64).step_by(8).for_each(|at| write(&mut whole, at, at + 8));
+        // Of a ring the blocks that the next query sees, otherwise all.
+        let first = window.map_or(0, |w| (65 - w) / BLOCK);
+        let mut bytes = Vec::new();
+        whole.export(first..4, &mut bytes);
+        assert_eq!(bytes.len(), (4 - first) * whole.block_bytes());
+        // The other has held other things, among them values that are not finite.
+        let mut other = Cache::new(element, case.shape, ring);
+        (0..88).step_by(8).for_each(|at| {
+            write_cache(&context, &mut other, at, 8, &[f32::INFINITY; 8 * 24], &[f32::INFINITY; 8 * 24]);
+        });
+        other.load(first..4, &bytes);
+        assert!(other.holds(first * BLOCK, 64) && !other.holds(0, 65));
+        assert_eq!(first > 0, !other.holds(0, 64));
+        for (from, to) in [(64, 70), (70, 71), (71, 87), (87, 90)] {
+            write(&mut whole, from, to);
+            write(&mut other, from, to);
+            assert_eq!(attend(&whole, from, to), attend(&other, from, to), "{element:?} {window:?} {from}");
+        }
+    }
+}
