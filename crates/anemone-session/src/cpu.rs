@@ -2,7 +2,7 @@
 
 use anemone_cpu::LogitsOf;
 
-use crate::{Engine, EngineError, Tap, Traced};
+use crate::{Engine, EngineError, Part, Tap, Together, Traced};
 
 impl Engine for anemone_cpu::Engine {
     fn vocab_size(&self) -> usize {
@@ -45,5 +45,34 @@ impl Engine for anemone_cpu::Engine {
 impl Traced for anemone_cpu::Engine {
     fn feed_traced(&mut self, tokens: &[u32], tap: Tap<'_>) -> Result<&[f32], EngineError> {
         self.feed_tapped(tokens, LogitsOf::All, tap).map_err(EngineError::new)
+    }
+}
+
+impl Together for anemone_cpu::Engine {
+    fn sibling(&self) -> Option<Self> {
+        Some(self.sibling())
+    }
+
+    fn copy_from(&mut self, other: &Self) -> Result<(), EngineError> {
+        self.restore(&other.snapshot()).map_err(EngineError::new)
+    }
+
+    fn feed_together(
+        parts: &mut [Part<'_, Self>],
+        visit: &mut dyn FnMut(usize, usize, &[f32]),
+    ) -> Vec<Result<(), EngineError>> {
+        let mut own: Vec<anemone_cpu::Part<'_>> = parts
+            .iter_mut()
+            .map(|part| {
+                let want = match part.rows {
+                    0 => LogitsOf::None,
+                    1 => LogitsOf::Last,
+                    _ => LogitsOf::All,
+                };
+                anemone_cpu::Part { engine: part.engine, tokens: part.tokens, want }
+            })
+            .collect();
+        let results = anemone_cpu::feed_together(&mut own, visit);
+        results.into_iter().map(|result| result.map_err(EngineError::new)).collect()
     }
 }

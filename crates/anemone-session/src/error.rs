@@ -117,6 +117,14 @@ pub enum Error {
         /// What is wrong and what to do.
         problem: String,
     },
+    /// More sequences wait than are allowed to.
+    #[error("{waiting} sequences wait and {limit} may; try again later")]
+    Busy {
+        /// Sequences that wait.
+        waiting: usize,
+        /// Most that may.
+        limit: usize,
+    },
     /// There is nothing to feed.
     #[error("the prompt is empty; give at least one token, or text that encodes to one")]
     EmptyPrompt,

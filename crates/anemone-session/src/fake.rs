@@ -1,4 +1,4 @@
-use crate::{Engine, EngineError, Tokenizer};
+use crate::{Engine, EngineError, Part, Together, Tokenizer};
 
 /// Rows of [`FakeEngine`]: the letters of [`tokenizer`] and two rows without a string.
 pub(crate) const VOCAB: usize = 34;
@@ -24,6 +24,8 @@ pub(crate) struct FakeEngine {
     pub(crate) rewind_step: usize,
     /// Fails instead of holding this many tokens.
     pub(crate) fail_at: Option<usize>,
+    /// Has no siblings.
+    pub(crate) single: bool,
     context: usize,
     logits: Vec<f32>,
 }
@@ -37,6 +39,7 @@ impl FakeEngine {
             most_rewind: usize::MAX,
             rewind_step: 1,
             fail_at: None,
+            single: false,
             context,
             logits: Vec::new(),
         }
@@ -113,6 +116,34 @@ impl Engine for FakeEngine {
     fn reset(&mut self) {
         self.calls.push(Call::Reset);
         self.held.clear();
+    }
+}
+
+impl Together for FakeEngine {
+    fn sibling(&self) -> Option<Self> {
+        let mut sibling = Self::new(self.context);
+        (sibling.script, sibling.fail_at) = (self.script.clone(), self.fail_at);
+        (!self.single).then_some(sibling)
+    }
+
+    fn copy_from(&mut self, other: &Self) -> Result<(), EngineError> {
+        self.held.clone_from(&other.held);
+        Ok(())
+    }
+
+    fn feed_together(
+        parts: &mut [Part<'_, Self>],
+        visit: &mut dyn FnMut(usize, usize, &[f32]),
+    ) -> Vec<Result<(), EngineError>> {
+        let feed = |(index, part): (usize, &mut Part<'_, Self>)| {
+            let first = part.tokens.len() - part.rows;
+            let logits = part.engine.feed_all(part.tokens)?;
+            for (token, row) in logits.chunks_exact(VOCAB).enumerate().skip(first) {
+                visit(index, token, row);
+            }
+            Ok(())
+        };
+        parts.iter_mut().enumerate().map(feed).collect()
     }
 }
 

@@ -260,7 +260,7 @@ fn rounds(
 }
 
 /// Leaves in the engine what the sequence wants held of it; what cannot be gone back to exactly is fed again.
-fn step_back(engine: &mut dyn Engine, sequence: &Sequence<'_>) -> Result<()> {
+pub(crate) fn step_back(engine: &mut dyn Engine, sequence: &Sequence<'_>) -> Result<()> {
     let held = sequence.held();
     let nearest = engine.nearest(held);
     engine.rewind(nearest).map_err(Error::Engine)?;

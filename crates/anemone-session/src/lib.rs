@@ -14,6 +14,7 @@
 
 #![forbid(unsafe_code)]
 
+mod batch;
 mod clock;
 mod constraint;
 mod conversation;
@@ -33,6 +34,7 @@ mod template;
 mod tokenizer;
 mod traced;
 
+pub use batch::{Batch, BatchOptions, Job, OnProgress, Part, Progress, SequenceId, Together};
 pub use clock::Timestamp;
 pub use constraint::{Constraint, TokenMask};
 pub use conversation::{Conversation, Turn};

@@ -319,7 +319,8 @@ impl<'t> Sequence<'t> {
     /// What came of it; `None` before the end.
     pub fn into_generation(self) -> Option<Generation> {
         let finish_reason = self.finish?;
-        let (start, end) = (self.started?, self.ended?);
+        let end = self.ended?;
+        let start = self.started.unwrap_or(end);
         let prefilled = self.prefilled.unwrap_or(end);
         let drawn = self.output.token_ids.len()
             + usize::from(matches!(finish_reason, FinishReason::Stop(StopCause::Token(_))));
