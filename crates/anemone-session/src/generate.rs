@@ -271,4 +271,6 @@ pub(crate) fn step_back(engine: &mut dyn Engine, sequence: &Sequence<'_>) -> Res
 }
 
 #[cfg(test)]
+mod distribution;
+#[cfg(test)]
 mod tests;

@@ -7,7 +7,7 @@ use anemone_cpu::{Arithmetic, LogitsOf, Snapshot};
 use anemone_emulator::{Emulator, Profile, Ranges};
 use anemone_kernels::Level;
 use anemone_models::Stack;
-use anemone_session::{Engine as _, EngineError, GraphEngine, LayerStates, Tap, Traced};
+use anemone_session::{Engine as _, EngineError, GraphEngine, LayerStates, Part, Tap, Together, Traced};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 
 use crate::args::EngineArgs;
@@ -275,6 +275,53 @@ impl anemone_session::Engine for Engine {
 
     fn reset(&mut self) {
         self.inner_mut().reset();
+    }
+}
+
+impl Together for Engine {
+    fn sibling(&self) -> Option<Self> {
+        match self {
+            Self::Cpu(e) => Some(Self::Cpu(Box::new(e.sibling()))),
+            Self::Emulator(_) => None,
+        }
+    }
+
+    fn copy_from(&mut self, other: &Self) -> Result<(), EngineError> {
+        match (self, other) {
+            (Self::Cpu(e), Self::Cpu(other)) => e.copy_from(other),
+            _ => Err(EngineError::new("a bundle on the emulator holds one sequence only")),
+        }
+    }
+
+    fn feed_together(
+        parts: &mut [Part<'_, Self>],
+        visit: &mut dyn FnMut(usize, usize, &[f32]),
+    ) -> Vec<Result<(), EngineError>> {
+        let all_native = parts.iter().all(|part| matches!(part.engine, Self::Cpu(_)));
+        if all_native {
+            let mut native: Vec<Part<'_, anemone_cpu::Engine>> = parts
+                .iter_mut()
+                .filter_map(|Part { engine, tokens, rows }| match engine {
+                    Self::Cpu(engine) => Some(Part { engine: &mut **engine, tokens, rows: *rows }),
+                    Self::Emulator(_) => None,
+                })
+                .collect();
+            return anemone_cpu::Engine::feed_together(&mut native, visit);
+        }
+        let feed = |(index, part): (usize, &mut Part<'_, Self>)| {
+            let vocab = part.engine.vocab_size();
+            let first = part.tokens.len() - part.rows.max(1);
+            let logits = if part.rows > 1 {
+                part.engine.feed_all(part.tokens)
+            } else {
+                part.engine.feed(part.tokens)
+            }?;
+            for (token, row) in logits.chunks_exact(vocab).enumerate().take(part.rows) {
+                visit(index, first + token, row);
+            }
+            Ok(())
+        };
+        parts.iter_mut().enumerate().map(feed).collect()
     }
 }
 

@@ -53,6 +53,12 @@ pub(crate) struct Args {
         allow_negative_numbers = true
     )]
     tg: Vec<usize>,
+    /// Numbers of tokens verified in one pass, with logits after each, as drafts are (vf); tok/s counts them all
+    #[arg(long, value_name = "N,N", value_delimiter = ',', allow_negative_numbers = true)]
+    vf: Vec<usize>,
+    /// Numbers of sequences that decode together, 16 tokens each (bt), on the native engine; tok/s counts all sequences
+    #[arg(long, value_name = "N,N", value_delimiter = ',', allow_negative_numbers = true)]
+    batch: Vec<usize>,
     /// Measurements of each test
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = RangedU64ValueParser::<usize>::new().range(1..=10_000), allow_negative_numbers = true)]
     repeat: usize,
@@ -81,6 +87,9 @@ pub(crate) struct Args {
     engine: EngineArgs,
 }
 
+/// Most sequences of `--batch`.
+const MOST_SEQUENCES: usize = 256;
+
 /// What was measured besides the rates.
 #[derive(Debug)]
 struct Figures {
@@ -100,11 +109,19 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
         return decision::run(args, shell);
     }
     let mut tests: Vec<Test> = Vec::new();
-    for (kind, counts) in [(Kind::Prefill, &args.pp), (Kind::Decode, &args.tg)] {
+    let kinds = [
+        (Kind::Prefill, &args.pp),
+        (Kind::Decode, &args.tg),
+        (Kind::Verify, &args.vf),
+        (Kind::Batch, &args.batch),
+    ];
+    for (kind, counts) in kinds {
         tests.extend(counts.iter().filter(|&&n| n > 0).map(|&n| Test::new(kind, n)));
     }
-    let longest = tests.iter().map(|t| t.tokens).max().unwrap_or(0);
+    let longest = tests.iter().map(Test::held).max().unwrap_or(0);
     ensure!(longest > 0, "--pp and --tg name no test; give one of them a number above 0");
+    let widest = args.batch.iter().copied().max().unwrap_or(0);
+    ensure!(widest <= MOST_SEQUENCES, "--batch {widest}: give {MOST_SEQUENCES} sequences or fewer");
     let needed = args.depth.saturating_add(longest);
     let mut loaded = Loaded::new(&args.model.or_bundle(&args.bundle)?, &args.engine, needed, false, shell)?;
     if tests.iter().any(|t| t.kind == Kind::Decode) {

@@ -1,7 +1,7 @@
 use std::time::Instant;
 
-use anemone_session::Engine as _;
-use anyhow::Result;
+use anemone_session::{Engine as _, Part, Together as _};
+use anyhow::{Context as _, Result};
 
 use crate::engine::Engine;
 
@@ -12,12 +12,20 @@ pub(super) enum Kind {
     Prefill,
     /// Tokens fed one by one.
     Decode,
+    /// Tokens fed at once, with logits after each.
+    Verify,
+    /// Sequences that decode together, [`ROUNDS`] tokens each.
+    Batch,
 }
+
+/// Tokens each sequence decodes in a test of several.
+const ROUNDS: usize = 16;
 
 /// A test and its measurements.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Test {
     pub(super) kind: Kind,
+    /// Tokens, or sequences.
     pub(super) tokens: usize,
     /// Tokens per second, in the order measured.
     pub(super) samples: Vec<f64>,
@@ -28,10 +36,20 @@ impl Test {
         Self { kind, tokens, samples: Vec::new() }
     }
 
-    /// `pp512` or `tg64`.
+    /// `pp512`, `tg64`, `vf17` or `bt16`.
     pub(super) fn name(&self) -> String {
-        let kind = if self.kind == Kind::Prefill { "pp" } else { "tg" };
+        let kind = match self.kind {
+            Kind::Prefill => "pp",
+            Kind::Decode => "tg",
+            Kind::Verify => "vf",
+            Kind::Batch => "bt",
+        };
         format!("{kind}{}", self.tokens)
+    }
+
+    /// Tokens a sequence holds at the end, beyond those it began with.
+    pub(super) fn held(&self) -> usize {
+        if self.kind == Kind::Batch { ROUNDS } else { self.tokens }
     }
 
     pub(super) fn mean(&self) -> f64 {
@@ -77,9 +95,21 @@ pub(super) fn run(
 ) -> Result<()> {
     let start = engine.start(&tokens[..depth])?;
     for test in tests {
-        let fed = &tokens[depth..depth + test.tokens];
+        let fed = &tokens[depth..depth + test.held()];
+        let mut siblings = Vec::new();
+        if test.kind == Kind::Batch {
+            let sibling = || {
+                engine
+                    .sibling()
+                    .context("--batch: a bundle on the emulator holds one sequence only; leave it out")
+            };
+            siblings = (1..test.tokens).map(|_| sibling()).collect::<Result<_>>()?;
+        }
         for round in 0..=repeat {
             engine.restart(&start)?;
+            for sibling in &mut siblings {
+                sibling.copy_from(engine)?;
+            }
             let clock = Instant::now();
             match test.kind {
                 Kind::Prefill => {
@@ -90,10 +120,24 @@ pub(super) fn run(
                         engine.feed(std::slice::from_ref(token))?;
                     }
                 }
+                Kind::Verify => {
+                    engine.feed_all(fed)?;
+                }
+                Kind::Batch => {
+                    for tokens in fed.chunks(1) {
+                        let all = std::iter::once(&mut *engine).chain(&mut siblings);
+                        let mut parts: Vec<Part<'_, Engine>> =
+                            all.map(|engine| Part { engine, tokens, rows: 1 }).collect();
+                        Engine::feed_together(&mut parts, &mut |_, _, _| ())
+                            .into_iter()
+                            .collect::<Result<(), _>>()?;
+                    }
+                }
             }
             let seconds = clock.elapsed().as_secs_f64().max(1e-9);
+            let computed = if test.kind == Kind::Batch { test.tokens * ROUNDS } else { test.tokens };
             if round > 0 {
-                test.samples.push(test.tokens as f64 / seconds);
+                test.samples.push(computed as f64 / seconds);
             }
         }
     }
