@@ -155,11 +155,11 @@ impl Sampler {
     /// The `count` most likely tokens with their log probabilities, as the model itself has them, the likeliest first (the lower
     /// id of a tie first).
     pub fn top_logprobs(&self, logits: &[f32], count: usize) -> Result<Vec<(u32, f32)>> {
-        let logits = self.allowed(logits);
-        let max = check(logits)?;
         if count == 0 {
             return Ok(Vec::new());
         }
+        let logits = self.allowed(logits);
+        let max = check(logits)?;
         let floor = if count < logits.len() {
             kth_largest(logits, count, &mut Vec::new())
         } else {

@@ -20,6 +20,7 @@ mod run;
 mod scales;
 #[cfg(unix)]
 mod serve;
+mod speculation;
 mod streams;
 mod support;
 mod tables;
