@@ -32,6 +32,7 @@ mod speculate;
 mod stop;
 mod template;
 mod tokenizer;
+mod tools;
 mod traced;
 
 pub use batch::{Batch, BatchOptions, Job, OnProgress, Part, Progress, SequenceId, Together};
@@ -52,4 +53,7 @@ pub use speculate::{Drafts, MOST_DRAFTS, PassCost, Propose, Speculation, SuffixI
 pub use stop::{StopMatcher, Stopped};
 pub use template::{ChatTemplate, RenderOptions, TemplateTokens};
 pub use tokenizer::{SpecialToken, Tokenizer};
+pub use tools::{
+    Answer, CallMarks, CallSyntax, Delta, OutputOptions, OutputParser, Tool, ToolCall, ToolFormat, Tools,
+};
 pub use traced::{EMBEDDING, FINAL_NORM, Tap, Traced};

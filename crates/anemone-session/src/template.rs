@@ -5,7 +5,7 @@ use std::io;
 use minijinja::{Environment, Value as JinjaValue};
 use serde_json::{Map, Value};
 
-use crate::{Error, Message, Result, Timestamp, Tokenizer};
+use crate::{Error, Message, Result, Timestamp, Tokenizer, ToolFormat};
 
 mod environment;
 mod generation_tag;
@@ -66,6 +66,7 @@ pub struct ChatTemplate {
     source: String,
     tokens: TemplateTokens,
     renders_tool_calls: bool,
+    tool_format: ToolFormat,
 }
 
 impl ChatTemplate {
@@ -78,7 +79,8 @@ impl ChatTemplate {
         let compiled = generation_tag::replace(source).into_owned();
         environment.add_template_owned(NAME, compiled).map_err(syntax_error)?;
         let renders_tool_calls = source.contains("tool_calls");
-        Ok(Self { environment, source: source.to_owned(), tokens, renders_tool_calls })
+        let tool_format = ToolFormat::detect(source);
+        Ok(Self { environment, source: source.to_owned(), tokens, renders_tool_calls, tool_format })
     }
 
     /// The built-in template.
@@ -96,13 +98,19 @@ impl ChatTemplate {
         self.renders_tool_calls
     }
 
+    /// How the model writes calls, as the template's source shows it.
+    pub fn tool_format(&self) -> ToolFormat {
+        self.tool_format
+    }
+
     /// Renders a conversation; encode the text without adding special tokens.
     ///
     /// A missing content is the empty string. Whichever of `reasoning_content`, `thinking` and `reasoning` a
     /// message has is offered under the first two names. Arguments of tool calls given as JSON text are parsed.
     pub fn render(&self, messages: &[Message], options: &RenderOptions<'_>) -> Result<String> {
+        let write_calls = (!self.renders_tool_calls).then_some(self.tool_format);
         let messages = (messages.iter().enumerate())
-            .map(|(index, message)| messages::to_jinja(index, message, self.renders_tool_calls))
+            .map(|(index, message)| messages::to_jinja(index, message, write_calls))
             .collect::<Result<Vec<_>>>()?;
         let tools = match options.tools {
             Some(tools) if !tools.is_empty() => tools.iter().map(messages::json_to_jinja).collect(),

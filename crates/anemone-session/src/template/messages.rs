@@ -1,10 +1,14 @@
 use minijinja::Value as JinjaValue;
 use serde_json::{Map, Value};
 
-use crate::{Error, Message, Result};
+use crate::{Error, Message, Result, ToolFormat};
 
-/// A message as templates expect it; with `keep_calls` off, tool calls become text of the content.
-pub(super) fn to_jinja(index: usize, message: &Message, keep_calls: bool) -> Result<JinjaValue> {
+/// A message as templates expect it; with `write_calls`, tool calls become text of the content in that format.
+pub(super) fn to_jinja(
+    index: usize,
+    message: &Message,
+    write_calls: Option<ToolFormat>,
+) -> Result<JinjaValue> {
     let error =
         |key: &str, problem: &str| Error::Message { index, key: key.to_owned(), problem: problem.to_owned() };
     if message.role.is_empty() {
@@ -14,16 +18,19 @@ pub(super) fn to_jinja(index: usize, message: &Message, keep_calls: bool) -> Res
     if !(content.is_string() || content.is_array()) {
         return Err(error("content", "is neither a string, a list of parts nor null; write one of these"));
     }
-    let calls = (message.tool_calls.iter().flatten().enumerate())
+    // The older form of a single call.
+    let single = message.extra.get("function_call").filter(|call| !call.is_null());
+    let given = message.tool_calls.iter().flatten();
+    let calls = (given.chain(single.filter(|_| message.tool_calls.is_none())).enumerate())
         .map(|(at, call)| parse_arguments(index, at, call))
         .collect::<Result<Vec<_>>>()?;
     let mut fields = Map::new();
-    if !keep_calls && !calls.is_empty() {
-        append_text(&mut content, &calls_as_text(&calls));
+    if let Some(format) = write_calls.filter(|_| !calls.is_empty()) {
+        append_text(&mut content, &calls_as_text(format, &calls));
     }
     fields.insert("role".into(), message.role.clone().into());
     fields.insert("content".into(), content);
-    if keep_calls && !calls.is_empty() {
+    if write_calls.is_none() && !calls.is_empty() {
         fields.insert("tool_calls".into(), Value::Array(calls));
     }
     if let Some(reasoning) = &message.reasoning_content {
@@ -83,40 +90,17 @@ fn parse_arguments(index: usize, at: usize, call: &Value) -> Result<Value> {
     Ok(call)
 }
 
-fn calls_as_text(calls: &[Value]) -> String {
-    let calls: Vec<String> = calls
+fn calls_as_text(format: ToolFormat, calls: &[Value]) -> String {
+    let none = Map::new();
+    let calls: Vec<(&str, &Map<String, Value>)> = calls
         .iter()
         .map(|call| {
             let function = &call["function"];
-            let arguments = function["arguments"].as_object();
-            let arguments: Vec<String> = arguments
-                .into_iter()
-                .flatten()
-                .map(|(name, value)| format!("{name}={}", literal(value)))
-                .collect();
-            format!("{}({})", function["name"].as_str().unwrap_or_default(), arguments.join(", "))
+            let arguments = function["arguments"].as_object().unwrap_or(&none);
+            (function["name"].as_str().unwrap_or_default(), arguments)
         })
         .collect();
-    format!("<|tool_call_start|>[{}]<|tool_call_end|>", calls.join(", "))
-}
-
-fn literal(value: &Value) -> String {
-    match value {
-        Value::String(s) => format!("'{}'", s.replace('\\', "\\\\").replace('\'', "\\'")),
-        Value::Bool(true) => "True".into(),
-        Value::Bool(false) => "False".into(),
-        Value::Null => "None".into(),
-        other => {
-            let mut out = String::new();
-            // JSON is never too deep: it was parsed, or built by the caller.
-            let _ = super::python::write_json(
-                &json_to_jinja(other),
-                &super::python::JsonStyle::default(),
-                &mut out,
-            );
-            out
-        }
-    }
+    format.write(&calls)
 }
 
 fn append_text(content: &mut Value, text: &str) {

@@ -185,6 +185,13 @@ fn calls_become_content_where_a_template_ignores_them() {
         r#"ok <|tool_call_start|>[f(s='it\'s \\', n=None, b=True, l=[1, "é"], x=1.5), g()]<|tool_call_end|>"#
     );
     let m = message(
+        json!({"role": "assistant", "function_call": {"name": "f", "arguments": "{\"s\": \"a\\nb\"}"}}),
+    );
+    assert_eq!(
+        t.render(&[m], &RenderOptions::default()).unwrap(),
+        r"<|tool_call_start|>[f(s='a\nb')]<|tool_call_end|>"
+    );
+    let m = message(
         json!({"role": "assistant", "content": [{"type": "text", "text": "a"}], "tool_calls": [{"name": "g"}]}),
     );
     let text = t.render(&[m], &RenderOptions::default()).unwrap();
@@ -192,6 +199,31 @@ fn calls_become_content_where_a_template_ignores_them() {
         text,
         r#"[{"type": "text", "text": "a"}, {"type": "text", "text": "<|tool_call_start|>[g()]<|tool_call_end|>"}]"#
     );
+}
+
+#[test]
+fn calls_become_content_in_the_form_the_template_speaks_of() {
+    let body = "{% for m in messages %}{{ m.content }}{% endfor %}";
+    let calls = json!([{"function": {"name": "f", "arguments": {"s": "a", "n": 1}}}, {"name": "g"}]);
+    let m = message(json!({"role": "assistant", "content": null, "tool_calls": calls}));
+    for (mention, expected) in [
+        (
+            "<tool_call>",
+            "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"s\": \"a\", \"n\": 1}}\n</tool_call>\n<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>",
+        ),
+        (
+            "<tool_call><function=",
+            "<tool_call>\n<function=f>\n<parameter=s>\na\n</parameter>\n<parameter=n>\n1\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=g>\n</function>\n</tool_call>",
+        ),
+        ("List of tools: [", "<|tool_call_start|>[f(s='a', n=1), g()]<|tool_call_end|>"),
+    ] {
+        let t = template(&format!("{body}{{# {mention} #}}"));
+        assert_eq!(
+            t.render(std::slice::from_ref(&m), &RenderOptions::default()).unwrap(),
+            expected,
+            "{mention}"
+        );
+    }
 }
 
 #[test]

@@ -1,0 +1,14 @@
+mod block;
+mod call;
+mod declared;
+mod format;
+mod literal;
+mod message;
+mod parser;
+mod write;
+mod xml;
+
+pub use declared::{Tool, Tools};
+pub use format::{CallMarks, CallSyntax, ToolFormat};
+pub use message::{Answer, ToolCall};
+pub use parser::{Delta, OutputOptions, OutputParser};
