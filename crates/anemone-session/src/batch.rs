@@ -242,11 +242,12 @@ impl<'t, E: Together> Batch<'t, E> {
             let fits = self.running() + group.sequences.len() <= self.options.max_sequences
                 && held + group.tokens <= self.options.max_tokens;
             let engine = if fits { self.engine() } else { None };
-            let Some(engine) = engine else {
+            let Some(mut engine) = engine else {
                 self.waiting.push_front(group);
                 return;
             };
-            let (id, sequence) = group.sequences.remove(0);
+            let (id, mut sequence) = group.sequences.remove(0);
+            sequence.begin_cached(&mut engine, 0);
             self.running.push(Slot::new(id, engine, sequence, group.sequences, group.tokens));
         }
     }
@@ -358,7 +359,8 @@ impl<'t, E: Together> Batch<'t, E> {
         engine.reset();
         if !followers.is_empty() {
             // The first continuation ended before the prompt was computed; another takes its place.
-            let (id, sequence) = followers.remove(0);
+            let (id, mut sequence) = followers.remove(0);
+            sequence.begin_cached(&mut engine, 0);
             self.running.push(Slot::new(id, engine, sequence, followers, reserved));
         } else if self.running.is_empty() {
             self.idle = Some(engine);

@@ -5,7 +5,8 @@ use crate::{
     Result, Sequence, Tokenizer,
 };
 
-/// A chat on one engine, of which each turn computes only what is new.
+/// A chat on one engine, of which each turn computes only what is new: what neither the engine holds nor
+/// [`GenerateOptions::prefix_cache`] knows.
 ///
 /// Between turns the engine must not be used for anything else; if its position shows that it was, the next turn
 /// begins from nothing.
@@ -71,7 +72,7 @@ impl Conversation {
         let sequence = Sequence::new(engine, tokenizer, prompt_ids, options.clone())?;
         let mut sequence = sequence.with_constraint(constraint);
         self.keep_prefix(engine, prompt_ids);
-        sequence.begin_behind(self.held.len());
+        sequence.begin_cached(engine, self.held.len());
         self.held.clear();
         crate::run(engine, &mut sequence, &mut self.cost, on_event)?;
         self.held.extend_from_slice(&sequence.tokens()[..sequence.held()]);

@@ -1,8 +1,10 @@
 //! The native engine as a session sees it.
 
+use std::sync::Arc;
+
 use anemone_cpu::LogitsOf;
 
-use crate::{Engine, EngineError, Part, Tap, Together, Traced};
+use crate::{Block, BlockFormat, Engine, EngineError, Part, Tap, Together, Traced};
 
 impl Engine for anemone_cpu::Engine {
     fn vocab_size(&self) -> usize {
@@ -39,6 +41,21 @@ impl Engine for anemone_cpu::Engine {
 
     fn reset(&mut self) {
         self.reset();
+    }
+
+    fn block_format(&self) -> Option<BlockFormat> {
+        let (bytes, needed) = (self.block_bytes(), self.blocks_needed());
+        Some(BlockFormat { text: self.block_format(), bytes, needed })
+    }
+
+    fn export(&self, index: usize) -> Option<Block> {
+        let anemone_cpu::Block { bytes, complete } = self.export(index)?;
+        Some(Block { bytes, complete })
+    }
+
+    fn import(&mut self, blocks: &[Arc<Block>]) -> Result<(), EngineError> {
+        let blocks: Vec<(&[u8], bool)> = blocks.iter().map(|b| (&*b.bytes, b.complete)).collect();
+        self.import(&blocks).map_err(EngineError::new)
     }
 }
 

@@ -1,5 +1,8 @@
 use std::error::Error as StdError;
 use std::fmt;
+use std::sync::Arc;
+
+use crate::{Block, BlockFormat};
 
 /// What a session needs from something that runs a model.
 ///
@@ -39,6 +42,24 @@ pub trait Engine: Send {
 
     /// Forgets everything.
     fn reset(&mut self);
+
+    /// What its blocks are like; `None` for an engine that does not give its state away.
+    fn block_format(&self) -> Option<BlockFormat> {
+        None
+    }
+
+    /// What tokens `index * BLOCK_TOKENS..(index + 1) * BLOCK_TOKENS` left behind, see [`BLOCK_TOKENS`](crate::BLOCK_TOKENS);
+    /// `None` when they are not held, or no longer wholly known.
+    fn export(&self, _index: usize) -> Option<Block> {
+        None
+    }
+
+    /// Replaces everything held by the blocks of the first tokens, in order.
+    ///
+    /// They must be of this engine's [`BlockFormat`], and as many of the last ones complete as it says. An error changes nothing.
+    fn import(&mut self, _blocks: &[Arc<Block>]) -> Result<(), EngineError> {
+        Err(EngineError::new("the engine takes no blocks; feed the tokens again"))
+    }
 }
 
 /// Any engine's error, shown as the engine words it.

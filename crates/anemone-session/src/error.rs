@@ -164,6 +164,15 @@ pub enum Error {
         /// Manifest key, or package, function and feature, with what is found and expected.
         problem: String,
     },
+    /// The directory of a prefix cache cannot be used.
+    #[error("prefix cache {dir}: {source}; name a directory that can be made and written to")]
+    PrefixCache {
+        /// The directory.
+        dir: String,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
     /// The engine gave logits of an unexpected length.
     #[error(
         "the engine gave {found} logits where {expected} were due; this is a fault of the engine, report it"

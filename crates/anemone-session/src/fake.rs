@@ -1,4 +1,6 @@
-use crate::{Engine, EngineError, Part, Together, Tokenizer};
+use std::sync::Arc;
+
+use crate::{BLOCK_TOKENS, Block, BlockFormat, Engine, EngineError, Part, Together, Tokenizer};
 
 /// Rows of [`FakeEngine`]: the letters of [`tokenizer`] and two rows without a string.
 pub(crate) const VOCAB: usize = 34;
@@ -9,6 +11,7 @@ pub(crate) enum Call {
     Feed(Vec<u32>),
     Rewind(usize),
     Reset,
+    Import(usize),
 }
 
 /// An engine whose logits are a hash of all tokens it holds, or a script.
@@ -26,6 +29,8 @@ pub(crate) struct FakeEngine {
     pub(crate) fail_at: Option<usize>,
     /// Has no siblings.
     pub(crate) single: bool,
+    /// Ends its sequences can be taken up at: every how many blocks; 0 gives no blocks away.
+    pub(crate) complete_every: usize,
     context: usize,
     logits: Vec<f32>,
 }
@@ -40,6 +45,7 @@ impl FakeEngine {
             rewind_step: 1,
             fail_at: None,
             single: false,
+            complete_every: 1,
             context,
             logits: Vec::new(),
         }
@@ -116,6 +122,24 @@ impl Engine for FakeEngine {
     fn reset(&mut self) {
         self.calls.push(Call::Reset);
         self.held.clear();
+    }
+
+    fn block_format(&self) -> Option<BlockFormat> {
+        let format = BlockFormat { text: "fake".into(), bytes: 4 * BLOCK_TOKENS, needed: 1 };
+        (self.complete_every > 0).then_some(format)
+    }
+
+    fn export(&self, index: usize) -> Option<Block> {
+        let tokens = self.held.get(index * BLOCK_TOKENS..(index + 1) * BLOCK_TOKENS)?;
+        let complete = (index + 1).is_multiple_of(self.complete_every);
+        Some(Block { bytes: tokens.iter().flat_map(|token| token.to_le_bytes()).collect(), complete })
+    }
+
+    fn import(&mut self, blocks: &[Arc<Block>]) -> Result<(), EngineError> {
+        self.calls.push(Call::Import(blocks.len()));
+        let bytes = blocks.iter().flat_map(|block| block.bytes.as_chunks().0);
+        self.held = bytes.map(|bytes| u32::from_le_bytes(*bytes)).collect();
+        Ok(())
     }
 }
 

@@ -1,7 +1,7 @@
 use std::ops::ControlFlow;
 use std::time::Instant;
 
-use crate::{Drafts, Engine, Error, PassCost, Result, SamplingParams, Speculation, Tokenizer};
+use crate::{Drafts, Engine, Error, PassCost, PrefixCache, Result, SamplingParams, Speculation, Tokenizer};
 
 mod output;
 mod sequence;
@@ -33,6 +33,8 @@ pub struct GenerateOptions {
     pub prompt_logprobs: Option<usize>,
     /// How the next tokens are guessed, for speed alone.
     pub speculation: Speculation,
+    /// Where beginnings computed before are found, and this one is kept.
+    pub prefix_cache: Option<PrefixCache>,
 }
 
 impl Default for GenerateOptions {
@@ -49,6 +51,7 @@ impl Default for GenerateOptions {
             top_logprobs: 0,
             prompt_logprobs: None,
             speculation: Speculation::Off,
+            prefix_cache: None,
         }
     }
 }
@@ -192,7 +195,7 @@ pub struct Generation {
     pub seed: u64,
 }
 
-/// Generates from a prompt with an engine that forgets what it held.
+/// Generates from a prompt with an engine that forgets what it held, beginning behind what the prefix cache knows of it.
 ///
 /// `on_event` may break off at any event. Ids the tokenizer has no string for are never drawn.
 pub fn generate(
@@ -204,6 +207,7 @@ pub fn generate(
 ) -> Result<Generation> {
     let mut sequence = Sequence::new(engine, tokenizer, prompt_ids, options.clone())?;
     engine.reset();
+    sequence.begin_cached(engine, 0);
     run(engine, &mut sequence, &mut PassCost::default(), on_event)?;
     Ok(sequence.into_generation().unwrap_or_else(|| unreachable!("it ran to its end")))
 }
@@ -255,6 +259,7 @@ fn rounds(
         if keep < tokens.len() {
             step_back(engine, sequence)?;
         }
+        sequence.keep_blocks(engine);
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! From text to tokens and back: templates, sampling, stop rules, generation.
 //!
-//! A session sees a model only through the [`Engine`] trait, which it implements for the native engine, and files only as
-//! bytes and JSON values: it knows neither checkpoints nor HTTP.
+//! A session sees a model only through the [`Engine`] trait, which it implements for the native engine, and a model's files only
+//! as bytes and JSON values: it knows neither checkpoints nor HTTP. The files of a [`PrefixCache`] are its own.
 //!
 //! ```
 //! use anemone_session::{ChatTemplate, Message, RenderOptions, TemplateTokens};
@@ -27,6 +27,7 @@ mod fake;
 mod generate;
 mod graph;
 mod message;
+mod prefix;
 mod sampler;
 mod speculate;
 mod stop;
@@ -48,6 +49,7 @@ pub use generate::{
 };
 pub use graph::{GraphEngine, LayerStates};
 pub use message::Message;
+pub use prefix::{BLOCK_TOKENS, Block, BlockFormat, ModelId, PrefixCache, PrefixCacheUse};
 pub use sampler::{Bars, History, Sampled, Sampler, SamplingParams, SamplingPreset};
 pub use speculate::{Drafts, MOST_DRAFTS, PassCost, Propose, Speculation, SuffixIndex, ngram_simple};
 pub use stop::{StopMatcher, Stopped};

@@ -78,5 +78,8 @@ impl<'t, E: Engine> Slot<'t, E> {
             other => other.map(|_| ()),
         };
         self.failure = stepped_back.err();
+        if self.failure.is_none() {
+            self.sequence.keep_blocks(&self.engine);
+        }
     }
 }

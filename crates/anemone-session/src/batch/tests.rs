@@ -194,3 +194,23 @@ fn a_failure_and_a_cancellation_disturb_no_one() {
     assert_eq!(ended[&group[1]].as_ref().unwrap().token_ids, alone(&[4, 5, 6], &short).token_ids);
     assert_eq!((reason(&group[2]), heard), (FinishReason::Cancelled, 3));
 }
+
+#[test]
+fn a_prefix_cache_serves_all_sequences() {
+    let tokenizer = tokenizer();
+    let cache = crate::PrefixCache::new(crate::ModelId::of([]), 1 << 20);
+    let prompt: Vec<u32> = (0..300).map(|i| i * i % 26 + 1).collect();
+    let cached = GenerateOptions { prefix_cache: Some(cache.clone()), ..options(3, 4) };
+    let quiet = &mut |_: Event<'_>| ControlFlow::Continue(());
+    let plain = generate(&mut FakeEngine::new(512), &tokenizer, &prompt, &options(3, 4), quiet).unwrap();
+    let mut batch = Batch::new(FakeEngine::new(512), &tokenizer, BatchOptions::default());
+    for (round, expected) in [(0, 0), (1, 256)] {
+        let ids = batch.submit(job(&prompt, [cached.clone(), cached.clone()])).unwrap();
+        let mut ended = finish(&mut batch, Ended::new());
+        let first = ended.remove(&ids[0]).unwrap().unwrap();
+        assert_eq!((first.usage.cached_tokens, &first.token_ids), (expected, &plain.token_ids), "{round}");
+        let second = ended.remove(&ids[1]).unwrap().unwrap();
+        assert_eq!(second.token_ids, plain.token_ids);
+        assert_eq!(cache.in_use().blocks, 2);
+    }
+}

@@ -4,8 +4,8 @@ use super::output::{OnEvent, Output};
 use super::{Event, FinishReason, GenerateOptions, Generation, LengthLimit, StopCause, Timings, Usage};
 use crate::speculate::Drafter;
 use crate::{
-    Bars, Constraint, Drafts, Engine, Error, History, PassCost, Propose, Result, Sampler, TokenMask,
-    Tokenizer,
+    BLOCK_TOKENS, Bars, Constraint, Drafts, Engine, Error, History, PassCost, Propose, Result, Sampler,
+    TokenMask, Tokenizer,
 };
 
 /// Tokens of a prompt computed at once when all their logits are looked at, which bounds the memory for them.
@@ -29,6 +29,8 @@ pub struct Sequence<'t> {
     /// How many of `tokens` the engine holds.
     held: usize,
     cached: usize,
+    /// Blocks of it that the prefix cache was given.
+    kept: usize,
     context_len: usize,
     vocab: usize,
     /// The tokens of this round: a piece of the prompt, or the token drawn last and its drafts.
@@ -89,6 +91,7 @@ impl<'t> Sequence<'t> {
             prompt: prompt.len(),
             held: 0,
             cached: 0,
+            kept: 0,
             context_len,
             vocab,
             fed: Vec::new(),
@@ -124,6 +127,30 @@ impl<'t> Sequence<'t> {
         debug_assert!(held < self.prompt && self.started.is_none());
         self.held = held.min(self.prompt - 1);
         self.cached = self.held;
+    }
+
+    /// Begins behind the first `held` tokens of the prompt, which the engine holds, or further on where the prefix cache knows
+    /// more of them, which the engine then takes in.
+    ///
+    /// Where the log probabilities of the prompt are wanted, nothing is taken from the cache.
+    pub fn begin_cached(&mut self, engine: &mut dyn Engine, held: usize) {
+        let cache = self.options.prefix_cache.as_ref().filter(|_| self.options.prompt_logprobs.is_none());
+        let restored = cache.and_then(|c| c.restore(engine, &self.tokens[..self.prompt - 1], held));
+        let held = restored.unwrap_or(held);
+        self.begin_behind(held);
+        self.kept = held / BLOCK_TOKENS;
+    }
+
+    /// Keeps what the engine holds of it in the prefix cache, if there is one; only where a block was filled since the last time
+    /// does this take time.
+    pub fn keep_blocks(&mut self, engine: &dyn Engine) {
+        let blocks = self.held / BLOCK_TOKENS;
+        if let Some(cache) = &self.options.prefix_cache
+            && blocks > self.kept
+        {
+            cache.keep(engine, &self.tokens[..self.held]);
+            self.kept = blocks;
+        }
     }
 
     /// The tokens an engine at [`held`](Self::held) holds, and those drawn since.
