@@ -208,6 +208,7 @@ fn run_rows(context: &Context, x: Input<'_>, tokens: usize, task: &Task<'_>, sta
         out_stride: w.rows,
         out_start: start,
         tokens,
+        ahead: &[],
     };
     match (w.palette, w.compact) {
         (Some(palette), _) => palette::run(context.level(), &rows, palette, x),

@@ -25,6 +25,10 @@ const GROUP: usize = 64;
 const GROUP_BYTES: usize = 96;
 /// Elements of the buffer rows are expanded into.
 const BUFFER: usize = 64 << 10;
+/// With so many tokens or fewer, memory is what a product waits for; then blocks are small, and the next one is fetched meanwhile.
+const FEW_TOKENS: usize = 64;
+/// Elements of such a block.
+const FEW_BUFFER: usize = 16 << 10;
 /// Rows multiplied at once for a single token.
 const STREAMS: usize = 4;
 /// Rows looked at to choose the sixteen.
@@ -255,7 +259,9 @@ pub(super) fn run(level: Level, rows: &Rows<'_>, compact: &Compact, x: Input<'_>
 /// Expands block by block, for products that use a weight several times.
 fn expanded(level: Level, rows: &Rows<'_>, compact: &Compact, x: Input<'_>) {
     let cols = compact.cols;
-    let per_block = (BUFFER / cols / TILE_ROWS * TILE_ROWS).max(TILE_ROWS);
+    let few = rows.tokens <= FEW_TOKENS;
+    let most = if few { FEW_BUFFER } else { BUFFER };
+    let per_block = (most / cols / TILE_ROWS * TILE_ROWS).max(TILE_ROWS);
     let mut buffer = [const { MaybeUninit::<u16>::uninit() }; BUFFER];
     let mut first = 0;
     while first < rows.count {
@@ -263,7 +269,14 @@ fn expanded(level: Level, rows: &Rows<'_>, compact: &Compact, x: Input<'_>) {
         let start = rows.out_start + first;
         let data = &compact.bytes[start * row_bytes(cols)..(start + count) * row_bytes(cols)];
         let target = &mut buffer[..count * cols];
-        expand(level, data, &compact.table, target);
+        first += count;
+        let next = start + count;
+        let after = next + per_block.min(rows.count - first);
+        let ahead = &compact.bytes[next * row_bytes(cols)..after * row_bytes(cols)];
+        // Expanding takes the longer the fewer tokens there are to multiply by.
+        let share = if few { ahead.len() / 3 * 2 / (rows.tokens / 8 + 1) / 64 * 64 } else { 0 };
+        let (now, meanwhile) = ahead.split_at(share);
+        expand(level, data, &compact.table, target, now);
         // SAFETY: `expand` has written every element.
         let words = unsafe { &mut *(std::ptr::from_mut(target) as *mut [u16]) };
         for r in 0..count {
@@ -274,21 +287,22 @@ fn expanded(level: Level, rows: &Rows<'_>, compact: &Compact, x: Input<'_>) {
         }
         // SAFETY: words are plain bytes.
         let data = unsafe { std::slice::from_raw_parts(words.as_ptr().cast::<u8>(), words.len() * 2) };
-        let block = Rows { data, dtype: DType::BF16, count, sequential: false, out_start: start, ..*rows };
+        let ahead = if few { meanwhile } else { &[] };
+        let block =
+            Rows { data, dtype: DType::BF16, count, sequential: false, out_start: start, ahead, ..*rows };
         multiply(level, &block, x);
-        first += count;
     }
 }
 
-/// Writes all of `out`: the weights of whole groups.
-fn expand(level: Level, data: &[u8], table: &[u8; 16], out: &mut [MaybeUninit<u16>]) {
+/// Writes all of `out`: the weights of whole groups; `ahead` is wanted soon.
+fn expand(level: Level, data: &[u8], table: &[u8; 16], out: &mut [MaybeUninit<u16>], ahead: &[u8]) {
     assert_eq!(data.len() / GROUP_BYTES * GROUP, out.len(), "whole groups");
     #[cfg(target_arch = "x86_64")]
     if matches!(level, Level::Avx512 | Level::Avx512Bf16) {
         // SAFETY: a `Context` only holds levels the machine has; the lengths match.
-        return unsafe { avx512::expand(data, table, out) };
+        return unsafe { avx512::expand(data, table, out, ahead) };
     }
-    let _ = level;
+    let _ = (level, ahead);
     for (data, out) in data.chunks_exact(GROUP_BYTES).zip(out.chunks_exact_mut(GROUP)) {
         let (low, codes) = data.split_at(GROUP);
         for (weight, out) in out.iter_mut().enumerate() {

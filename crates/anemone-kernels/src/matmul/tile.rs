@@ -6,6 +6,8 @@ use crate::simd::{Isa, Shared};
 
 /// Tokens of one register tile.
 const TILE_TOKENS: usize = 6;
+/// Bytes of a cache line.
+const LINE: usize = 64;
 /// Rows of one register tile.
 pub(super) const TILE_ROWS: usize = 4;
 
@@ -21,6 +23,8 @@ pub(super) struct Rows<'a> {
     pub(super) out_stride: usize,
     pub(super) out_start: usize,
     pub(super) tokens: usize,
+    /// Bytes that are wanted next, to be fetched while these rows are multiplied.
+    pub(super) ahead: &'a [u8],
 }
 
 /// How an arithmetic multiplies: operands of `STEP` elements, summed lane by lane.
@@ -73,10 +77,15 @@ pub(super) unsafe fn each<D: Dot, const FEW: usize>(rows: &Rows<'_>, x: &[D::Act
             }
             return;
         }
+        let full = rows.count / TILE_ROWS * TILE_ROWS;
+        let tiles = (rows.tokens.div_ceil(TILE_TOKENS) * (full / TILE_ROWS)).max(1);
+        let mut ahead = rows.ahead.chunks(rows.ahead.len().div_ceil(tiles).next_multiple_of(LINE).max(LINE));
         for t in (0..rows.tokens).step_by(TILE_TOKENS) {
             let n = (rows.tokens - t).min(TILE_TOKENS);
-            let full = rows.count / TILE_ROWS * TILE_ROWS;
             for r in (0..full).step_by(TILE_ROWS) {
+                for line in ahead.next().unwrap_or_default().chunks(LINE) {
+                    D::I::prefetch(line.as_ptr());
+                }
                 tokens_of::<D, TILE_ROWS>(rows, x, r, t, n);
             }
             for r in full..rows.count {

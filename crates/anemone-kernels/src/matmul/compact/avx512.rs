@@ -48,11 +48,15 @@ unsafe fn group(group: *const u8, table: __m512i) -> [__m512i; 2] {
 /// # Safety
 /// The machine has AVX-512 F and BW; `data` holds a group for each 64 elements of `out`.
 #[target_feature(enable = "avx512f,avx512bw")]
-pub(super) unsafe fn expand(data: &[u8], table: &[u8; 16], out: &mut [MaybeUninit<u16>]) {
-    // SAFETY: the caller's contract; stores stay inside 64 elements.
+pub(super) unsafe fn expand(data: &[u8], table: &[u8; 16], out: &mut [MaybeUninit<u16>], ahead: &[u8]) {
+    // SAFETY: the caller's contract; stores stay inside 64 elements; a prefetch may point anywhere.
     unsafe {
         let table = table_of(table);
-        for (data, out) in data.chunks_exact(GROUP_BYTES).zip(out.chunks_exact_mut(GROUP)) {
+        let groups = data.chunks_exact(GROUP_BYTES).zip(out.chunks_exact_mut(GROUP));
+        for (i, (data, out)) in groups.enumerate() {
+            if i * 64 < ahead.len() {
+                _mm_prefetch::<_MM_HINT_T0>(ahead.as_ptr().add(i * 64).cast());
+            }
             let [low, high] = group(data.as_ptr(), table);
             _mm512_storeu_si512(out.as_mut_ptr().cast(), low);
             _mm512_storeu_si512(out.as_mut_ptr().add(32).cast(), high);
