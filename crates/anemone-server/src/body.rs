@@ -21,8 +21,8 @@ use crate::refusal::Refusal;
 /// Bytes of a body at most.
 pub(crate) const LIMIT: usize = 2 << 20;
 
-/// Reads a body of JSON.
-pub(crate) async fn json(headers: &HeaderMap, body: Body, patience: Duration) -> Result<Value, Refusal> {
+/// Reads a body.
+pub(crate) async fn bytes(headers: &HeaderMap, body: Body, patience: Duration) -> Result<Bytes, Refusal> {
     let large = || Refusal::too_large("request body too large");
     let announced = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
     if announced.is_some_and(|length| length > LIMIT as u64) {
@@ -31,14 +31,14 @@ pub(crate) async fn json(headers: &HeaderMap, body: Body, patience: Duration) ->
     let read = tokio::time::timeout(patience, Limited::new(body, LIMIT).collect()).await;
     let read =
         read.map_err(|_| Refusal::new(StatusCode::REQUEST_TIMEOUT, "request body was not received in time"))?;
-    let bytes = read.map_err(|error| {
+    let whole = read.map_err(|error| {
         if error.is::<LengthLimitError>() {
             large()
         } else {
             Refusal::malformed("request body could not be read")
         }
     })?;
-    parse(&bytes.to_bytes())
+    Ok(whole.to_bytes())
 }
 
 /// A body that says whether it was read to its end.
@@ -83,7 +83,8 @@ pub(crate) async fn close_unread(request: Request, next: Next) -> Response {
     response
 }
 
-fn parse(bytes: &[u8]) -> Result<Value, Refusal> {
+/// The JSON of a body.
+pub(crate) fn parse(bytes: &[u8]) -> Result<Value, Refusal> {
     let invalid = || Refusal::malformed("request body must be valid JSON");
     let text =
         std::str::from_utf8(bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes)).map_err(|_| invalid())?;

@@ -1,6 +1,7 @@
-//! Typed decisions over HTTP: laya's routes, limits and messages over a [`Router`] of decision models.
+//! Models over HTTP: laya's routes, limits and messages over a [`Router`] of decision models, and OpenAI's over language models.
 //!
-//! [`App`] answers requests; one thread owns the models and runs one request after the other. [`serve`] accepts connections until it
+//! [`App`] answers requests; one thread owns the decision models and runs one request after the other, and each language model
+//! has a thread that runs its sequences together. [`serve`] accepts connections until it
 //! is told to stop. Requests are bounded in size, in number and in time, so that no client can exhaust memory or hold the server.
 //!
 //! [`Router`]: anemone_decide::Router
@@ -11,9 +12,12 @@ mod body;
 mod decisions;
 mod error;
 mod key;
+mod language;
 mod linger;
 mod listen;
+mod metrics;
 mod models;
+mod openai;
 mod refusal;
 mod systemone;
 mod worker;
@@ -21,4 +25,5 @@ mod worker;
 pub use app::{App, Options};
 pub use error::{Error, Result};
 pub use key::Key;
+pub use language::{Language, LanguageModel};
 pub use listen::serve;

@@ -2,6 +2,8 @@
 
 use anemone_decide::{Routes, Value};
 
+use crate::language::Language;
+
 fn map(entries: impl IntoIterator<Item = (&'static str, Value)>) -> Value {
     Value::Map(entries.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
 }
@@ -27,7 +29,7 @@ pub(crate) fn health(loaded: &[String], routes: &Routes, whole: bool) -> Value {
 }
 
 /// `/v1/models`: OpenAI's list, with `loaded` and `default` besides.
-pub(crate) fn list(loaded: &[String], routes: &Routes, started: u64) -> Value {
+pub(crate) fn list(loaded: &[String], routes: &Routes, languages: &[Language], started: u64) -> Value {
     let entry = |(name, _): &(String, String)| {
         map([
             ("id", Value::text(name)),
@@ -38,5 +40,18 @@ pub(crate) fn list(loaded: &[String], routes: &Routes, started: u64) -> Value {
             ("default", Value::Bool(name == routes.default_model())),
         ])
     };
-    map([("object", Value::text("list")), ("data", Value::List(routes.models().iter().map(entry).collect()))])
+    let language = |(index, language): (usize, &Language)| {
+        map([
+            ("id", Value::text(language.name())),
+            ("object", Value::text("model")),
+            ("created", Value::int(started)),
+            ("owned_by", Value::text("anemone")),
+            ("loaded", Value::Bool(true)),
+            ("default", Value::Bool(index == 0)),
+            ("max_model_len", Value::int(language.context_len() as u64)),
+        ])
+    };
+    let decisions = routes.models().iter().map(entry);
+    let data = decisions.chain(languages.iter().enumerate().map(language)).collect();
+    map([("object", Value::text("list")), ("data", Value::List(data))])
 }

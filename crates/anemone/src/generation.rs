@@ -65,6 +65,16 @@ pub(crate) fn options(
     })
 }
 
+/// The options of a generation on a server, where requests say the rest.
+pub(crate) fn served(checkpoint: &Checkpoint, model_type: &str, tokenizer: &Tokenizer) -> GenerateOptions {
+    GenerateOptions {
+        sampling: defaults(checkpoint, model_type),
+        max_new_tokens: checkpoint.generation_config().max_new_tokens.map(|n| n as usize),
+        stop_ids: tokenizer.stop_ids(&checkpoint.eos_token_ids()),
+        ..GenerateOptions::default()
+    }
+}
+
 /// Errors for a text that is far too long, because encoding it takes a hundred times its size.
 pub(crate) fn refuse_hopeless(tokenizer: &Tokenizer, text: &str, context: usize) -> Result<()> {
     let beginning = LONG_TEXT.max(context.saturating_mul(16));

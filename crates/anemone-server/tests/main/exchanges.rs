@@ -22,7 +22,7 @@ fn app(env: &[(String, Value)]) -> App {
     };
     let named =
         [("english", "./english"), ("multilingual", "./multilingual"), ("typed-decisions", "./english")];
-    App::new(models(beside(TINY), &named), options).unwrap()
+    App::new(models(beside(TINY), &named), Vec::new(), options).unwrap()
 }
 
 /// Bodies too large to be recorded, made as the recording made them.

@@ -5,6 +5,7 @@
 mod decisions;
 mod exchanges;
 mod hostile;
+mod language;
 mod order;
 mod sockets;
 mod support;

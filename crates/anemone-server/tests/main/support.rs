@@ -38,7 +38,7 @@ pub(crate) fn models(base: PathBuf, named: &[(&str, &str)]) -> Router {
 
 /// The demo model of the repository under the name `demo`.
 pub(crate) fn demo(options: Options) -> App {
-    App::new(models(beside("../anemone/assets"), &[("demo", "laya-demo")]), options).unwrap()
+    App::new(models(beside("../anemone/assets"), &[("demo", "laya-demo")]), Vec::new(), options).unwrap()
 }
 
 /// What a request was answered.

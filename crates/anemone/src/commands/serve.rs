@@ -9,20 +9,24 @@ use std::time::Duration;
 use anemone_cpu::LayaOptions;
 use anemone_decide::Tournament;
 use anemone_emulator::Profile;
-use anemone_server::{App, Key, Options};
+use anemone_server::{App, Key, Language, Options};
 use anyhow::{Context, Result};
 use clap::builder::RangedU64ValueParser;
 
+use self::models::Named;
 use self::signals::Signals;
-use crate::args::EngineName;
+use crate::args::{EngineArgs, EngineName, LayoutName, SpeculationArgs};
 use crate::cli::Shell;
 use crate::commands::decide::emulated;
-use crate::{files, interrupt, output};
+use crate::{files, interrupt, machine, output};
 
 /// Threads that talk to clients; models have their own.
 const CLIENT_THREADS: usize = 2;
 
-/// Answer typed questions over HTTP
+/// Answer over HTTP: chats and completions of language models, typed questions by decision models
+///
+/// Language models: POST /v1/chat/completions and /v1/completions as OpenAI's API has them, streamed or not, POST /tokenize and
+/// /detokenize, GET /metrics. Up to --max-sequences run together, token by token; a client that goes stops its own.
 ///
 /// POST /v1/systemone takes {"state", "questions"} as `decide` does and POST /v1/systemone/batch {"states", "questions"}; both answer
 /// as laya's own server does, with its limits and messages. GET /health and GET /v1/models say what is loaded. Errors are
@@ -39,8 +43,8 @@ const CLIENT_THREADS: usize = 2;
     curl http://127.0.0.1:8000/v1/systemone -d \
     '{\"state\": \"where is my parcel\", \"questions\": {\"angry\": {\"type\": \"noul\", \"instructions\": \"Is the sender angry?\"}}}'")]
 pub(crate) struct Args {
-    /// A decision model: directory, bundle or hub id `org/name[@revision]`, after the name requests know it by; may be repeated
-    /// [default: the built-in model laya-demo]
+    /// A language or decision model: directory, bundle or hub id `org/name[@revision]`, after the name requests know it by; may be repeated
+    /// [default: the built-in models laya-demo and stories-lfm2]
     #[arg(long, short = 'm', value_name = "[NAME=]PATH|ID")]
     model: Vec<String>,
     /// Name of the model of texts that decide nothing [default: multilingual if there is one, else the first]
@@ -82,9 +86,40 @@ pub(crate) struct Args {
     /// Arithmetic of the emulator [default: fp16]
     #[arg(long, value_name = "PROFILE", value_parser = crate::args::profile)]
     profile: Option<Profile>,
+    /// Most tokens a language model holds for one sequence [default: the model's limit, but at most 4096; a bundle's own on the
+    /// emulator]
+    #[arg(long, short = 'c', value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+    ctx: Option<usize>,
+    /// Sequences a language model runs together
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = RangedU64ValueParser::<usize>::new().range(1..=256))]
+    max_sequences: usize,
+    /// Sequences that may wait for a language model; more are told to try again (503)
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = RangedU64ValueParser::<usize>::new().range(0..=65_536))]
+    max_waiting: usize,
+    /// Tokens all sequences of a language model may hold together, which bounds their memory
+    /// [default: --max-sequences times --ctx]
+    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+    max_tokens: Option<usize>,
+    #[command(flatten)]
+    speculation: SpeculationArgs,
     /// Threads of the models, 1 to 512 [default: all the system offers]
     #[arg(long, short = 't', value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=512), allow_negative_numbers = true)]
     threads: Option<usize>,
+}
+
+impl Args {
+    /// The flags of language models' engines.
+    fn language_engine(&self) -> EngineArgs {
+        EngineArgs {
+            threads: self.threads,
+            ctx: self.ctx,
+            exact: false,
+            layout: LayoutName::Auto,
+            engine: self.engine,
+            profile: self.profile.clone(),
+            chunk: None,
+        }
+    }
 }
 
 pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
@@ -94,6 +129,7 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
         body_timeout: Duration::from_secs(args.body_timeout),
         jev_strict: args.jev_strict,
         tournament: args.tournament_group.map(|group_size| Tournament { group_size }),
+        resident: Some(|| machine::rss().total),
     };
     let profile = emulated::chosen(args.engine, args.profile.as_ref(), args.bf16)?;
     let open = options.key.is_none() && !args.host.is_loopback();
@@ -106,9 +142,13 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     })?;
     let address = listener.local_addr().context("cannot read the address that is listened on")?;
     let threads = args.threads.unwrap_or_else(crate::machine::threads);
-    let models = models::open(args, LayaOptions { threads, reduced: args.bf16 }, profile.as_ref(), shell)?;
-    let names: Vec<String> = models.routes().models().iter().map(|(name, _)| name.clone()).collect();
-    let app = App::new(models, options)?;
+    let named = Named::sort(args, shell)?;
+    let laya = LayaOptions { threads, reduced: args.bf16 };
+    let decisions = models::open(&named, args, laya, profile.as_ref(), shell)?;
+    let languages = named.languages(args, shell)?;
+    let names = decisions.routes().models().iter().map(|(name, _)| name.as_str());
+    let names: Vec<String> = names.chain(languages.iter().map(Language::name)).map(str::to_owned).collect();
+    let app = App::new(decisions, languages, options)?;
     let runtime = (tokio::runtime::Builder::new_multi_thread().worker_threads(CLIENT_THREADS))
         .enable_all()
         .build()

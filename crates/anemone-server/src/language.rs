@@ -1,0 +1,139 @@
+//! Language models as the server has them: each on a thread of its own that runs its sequences together.
+
+mod meters;
+mod worker;
+
+use std::sync::Arc;
+
+use anemone_session::{
+    BatchOptions, ChatTemplate, GenerateOptions, Generation, Job, Together, Tokenizer, ToolFormat,
+};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::Result;
+use meters::Meters;
+use worker::Command;
+
+/// A language model to serve.
+#[derive(Debug)]
+pub struct LanguageModel<E> {
+    /// The name requests know it by.
+    pub name: String,
+    /// An empty engine over it.
+    pub engine: E,
+    /// Text to tokens.
+    pub tokenizer: Tokenizer,
+    /// Messages to text.
+    pub template: ChatTemplate,
+    /// How to generate where a request does not say.
+    pub defaults: GenerateOptions,
+    /// Sequences at once.
+    pub batch: BatchOptions,
+}
+
+/// A language model that runs; a clone is the same one.
+#[derive(Debug, Clone)]
+pub struct Language(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    name: String,
+    tokenizer: Arc<Tokenizer>,
+    template: ChatTemplate,
+    format: ToolFormat,
+    defaults: GenerateOptions,
+    context_len: usize,
+    commands: std::sync::mpsc::Sender<Command>,
+    meters: Arc<Meters>,
+}
+
+/// A step of a sequence that was submitted.
+#[derive(Debug)]
+pub(crate) enum Update {
+    /// The prompt is being read.
+    Prefill,
+    /// A token of the prompt, where its log probability was asked for.
+    PromptToken { id: u32, logprob: f32, top: Vec<(u32, f32)> },
+    /// A token was drawn.
+    Token { id: u32, logprob: f32, top: Vec<(u32, f32)> },
+    /// Text is complete.
+    Text(String),
+    /// It ended.
+    Finished(Box<Generation>),
+    /// It could not go on; the log says why.
+    Failed,
+}
+
+/// Steps of a job's continuations, by their number.
+pub(crate) type Updates = mpsc::UnboundedReceiver<(usize, Update)>;
+
+/// Why a job was not taken.
+#[derive(Debug)]
+pub(crate) enum Rejected {
+    /// It cannot be run.
+    Error(anemone_session::Error),
+    /// The thread is gone.
+    Stopped,
+}
+
+impl Language {
+    /// Starts a model's thread, which ends when the last handle is dropped and its work is done.
+    pub fn start<E: Together + 'static>(model: LanguageModel<E>) -> Result<Self> {
+        let LanguageModel { name, engine, tokenizer, template, defaults, batch } = model;
+        let (tokenizer, meters) = (Arc::new(tokenizer), Arc::new(Meters::default()));
+        let context_len = engine.context_len();
+        let commands = worker::start(engine, Arc::clone(&tokenizer), batch, Arc::clone(&meters))?;
+        let format = ToolFormat::detect(template.source());
+        Ok(Self(Arc::new(Inner {
+            name,
+            tokenizer,
+            template,
+            format,
+            defaults,
+            context_len,
+            commands,
+            meters,
+        })))
+    }
+
+    /// The name requests know it by.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    pub(crate) fn tokenizer(&self) -> &Tokenizer {
+        &self.0.tokenizer
+    }
+
+    pub(crate) fn template(&self) -> &ChatTemplate {
+        &self.0.template
+    }
+
+    pub(crate) fn format(&self) -> ToolFormat {
+        self.0.format
+    }
+
+    pub(crate) fn defaults(&self) -> &GenerateOptions {
+        &self.0.defaults
+    }
+
+    pub(crate) fn context_len(&self) -> usize {
+        self.0.context_len
+    }
+
+    pub(crate) fn meters(&self) -> &Meters {
+        &self.0.meters
+    }
+
+    /// Hands a job over; its steps come until all its continuations have ended. Dropping the receiver cancels them.
+    pub(crate) async fn submit(&self, job: Job) -> std::result::Result<Updates, Rejected> {
+        let (events, updates) = mpsc::unbounded_channel();
+        let (accepted, answer) = oneshot::channel();
+        self.0.commands.send(Command { job, events, accepted }).map_err(|_| Rejected::Stopped)?;
+        match answer.await {
+            Ok(Ok(())) => Ok(updates),
+            Ok(Err(error)) => Err(Rejected::Error(error)),
+            Err(_) => Err(Rejected::Stopped),
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! `/v1/chat/completions`.
+
+use anemone_session::{Answer, Delta, FinishReason, Generation, Job, OutputParser};
+use axum::extract::Request;
+use axum::response::{IntoResponse as _, Response};
+use serde_json::{Map, Value, json};
+
+use super::fields::Fields;
+use super::generation::{Common, Usage};
+use super::prompt::{self, Prompt};
+use super::refusal::{ApiError, Checked, respond};
+use super::stream::{self, Chunks};
+use super::{now, tokens, unique};
+use crate::app::App;
+use crate::language::{Language, Update};
+
+/// Most alternatives of a token.
+const MOST_TOP: usize = 20;
+
+pub(crate) async fn create(app: &App, request: Request) -> Checked<Response> {
+    let (permit, bytes) = app.admit_bytes(request).await?;
+    let reader = app.clone();
+    let read = tokio::task::spawn_blocking(move || Chat::read(&reader, &bytes));
+    let (chat, job) = read.await.map_err(|_| ApiError::failed())??;
+    drop(permit);
+    let updates = chat.language.submit(job).await.map_err(|r| ApiError::rejected(&r, "messages"))?;
+    if chat.stream {
+        let count = chat.choices.len();
+        return Ok(stream::respond(updates, count, chat));
+    }
+    chat.collect(updates).await
+}
+
+/// A request that is being answered.
+struct Chat {
+    language: Language,
+    id: String,
+    created: u64,
+    stream: bool,
+    include_usage: bool,
+    logprobs: bool,
+    choices: Vec<Choice>,
+    usage: Usage,
+}
+
+/// A continuation on its way.
+struct Choice {
+    parser: OutputParser,
+    answer: Answer,
+    call_ids: Vec<String>,
+    logprobs: Vec<Value>,
+    reasoning_tokens: usize,
+    finish: Option<&'static str>,
+}
+
+impl Choice {
+    /// Adds what the parser gave, and names the calls that begin.
+    fn add(&mut self, deltas: &[Delta]) {
+        for delta in deltas {
+            if matches!(delta, Delta::CallStart { .. }) {
+                self.call_ids.push(unique("call_"));
+            }
+            self.answer.push(delta);
+        }
+    }
+
+    fn end(&mut self, generation: &Generation) -> Vec<Delta> {
+        let deltas = self.parser.finish();
+        self.add(&deltas);
+        self.finish = Some(match generation.finish_reason {
+            FinishReason::Length(_) => "length",
+            _ if self.parser.has_calls() => "tool_calls",
+            _ => "stop",
+        });
+        deltas
+    }
+
+    fn take_logprobs(&mut self, asked: bool) -> Value {
+        if !asked {
+            return Value::Null;
+        }
+        json!({"content": std::mem::take(&mut self.logprobs), "refusal": null})
+    }
+}
+
+impl Chat {
+    fn read(app: &App, bytes: &[u8]) -> Checked<(Self, Job)> {
+        let mut fields = Fields::parse(bytes)?;
+        let language = app.language(fields.take::<String>("model", "a string")?.as_deref())?;
+        let messages = prompt::messages(fields.value("messages"))?;
+        let (tools, declared) = prompt::tools(&mut fields)?;
+        let calls = match fields.value("tool_choice") {
+            None => true,
+            Some(Value::String(choice)) if choice == "auto" => true,
+            Some(Value::String(choice)) if choice == "none" => false,
+            Some(_) => return Err(ApiError::field("tool_choice", "must be 'auto' or 'none'")),
+        };
+        let completion = fields.count("max_completion_tokens", 0..=usize::MAX)?;
+        let mut common = Common::read(&mut fields, &language)?;
+        common.options.max_new_tokens = completion.or(common.options.max_new_tokens);
+        common.options.skip_special = false;
+        let logprobs = fields.flag("logprobs")?;
+        let top = fields.count("top_logprobs", 0..=MOST_TOP)?;
+        if top.is_some() && !logprobs {
+            return Err(ApiError::field("top_logprobs", "is only allowed when 'logprobs' is true"));
+        }
+        common.options.top_logprobs = top.unwrap_or(0);
+        let kwargs: Map<String, Value> =
+            fields.take("chat_template_kwargs", "an object")?.unwrap_or_default();
+        fields.refuse("functions", "is not supported; use 'tools'")?;
+        fields.refuse("function_call", "is not supported; use 'tool_choice'")?;
+        for key in ["audio", "web_search_options"] {
+            fields.refuse(key, "is not supported by this model; leave it out")?;
+        }
+        if let Some(modalities) = fields.take::<Vec<String>>("modalities", "a list of strings")?
+            && modalities != ["text"]
+        {
+            return Err(ApiError::field("modalities", "must be [\"text\"]"));
+        }
+        if let Some(format) = fields.value("response_format")
+            && format.get("type").and_then(Value::as_str) != Some("text")
+        {
+            return Err(ApiError::field("response_format", "must be {\"type\": \"text\"}"));
+        }
+        fields.ignore(&["parallel_tool_calls", "prediction", "reasoning_effort", "verbosity"]);
+        fields.finish()?;
+        let mut prompt = Prompt::render(&language, &messages, &tools, declared, kwargs)?;
+        prompt.output.calls &= calls;
+        let continuations = common.each(common.n).into_iter().map(|options| (options, None)).collect();
+        let choice = || Choice {
+            parser: OutputParser::new(prompt.output.clone()),
+            answer: Answer::default(),
+            call_ids: Vec::new(),
+            logprobs: Vec::new(),
+            reasoning_tokens: 0,
+            finish: None,
+        };
+        let chat = Self {
+            choices: (0..common.n).map(|_| choice()).collect(),
+            language,
+            id: unique("chatcmpl-"),
+            created: now(),
+            stream: common.stream,
+            include_usage: common.include_usage,
+            logprobs,
+            usage: Usage::default(),
+        };
+        Ok((chat, Job { prompt: prompt.ids, continuations }))
+    }
+
+    /// Takes a step; gives the deltas of the message, or what went wrong.
+    fn take(&mut self, number: usize, update: Update) -> Checked<Vec<Delta>> {
+        let choice = &mut self.choices[number];
+        match update {
+            Update::Prefill | Update::PromptToken { .. } => Ok(Vec::new()),
+            Update::Token { id, logprob, top } => {
+                choice.reasoning_tokens += usize::from(choice.parser.is_reasoning());
+                if self.logprobs {
+                    choice.logprobs.push(tokens::logprob(self.language.tokenizer(), id, logprob, &top));
+                }
+                Ok(Vec::new())
+            }
+            Update::Text(text) => {
+                let deltas = choice.parser.push(&text);
+                choice.add(&deltas);
+                Ok(deltas)
+            }
+            Update::Finished(generation) => {
+                let deltas = choice.end(&generation);
+                self.usage.add(&generation, number == 0, choice.reasoning_tokens);
+                Ok(deltas)
+            }
+            Update::Failed => Err(ApiError::failed()),
+        }
+    }
+
+    async fn collect(mut self, mut updates: crate::language::Updates) -> Checked<Response> {
+        while self.choices.iter().any(|choice| choice.finish.is_none()) {
+            let (number, update) = updates.recv().await.ok_or_else(ApiError::failed)?;
+            self.take(number, update)?;
+        }
+        let mut choices = Vec::with_capacity(self.choices.len());
+        for (index, choice) in self.choices.iter_mut().enumerate() {
+            let logprobs = choice.take_logprobs(self.logprobs);
+            let ids = &choice.call_ids;
+            let calls = choice.answer.tool_calls(|i| ids[i].clone());
+            let answer = &choice.answer;
+            let content = (!answer.content.is_empty() || calls.is_empty()).then_some(&answer.content);
+            let mut message = json!({"role": "assistant", "content": content, "refusal": null});
+            if let Value::Object(message) = &mut message {
+                if !answer.reasoning.is_empty() {
+                    message.insert("reasoning_content".into(), answer.reasoning.as_str().into());
+                }
+                if !calls.is_empty() {
+                    message.insert("tool_calls".into(), calls.into());
+                }
+            }
+            choices.push(json!({
+                "index": index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish,
+            }));
+        }
+        Ok(respond(&json!({
+            "id": self.id,
+            "object": "chat.completion",
+            "created": self.created,
+            "model": self.language.name(),
+            "choices": choices,
+            "usage": self.usage.json(),
+            "service_tier": "default",
+        }))
+        .into_response())
+    }
+
+    fn chunk(&self, choices: &Value) -> Value {
+        let mut chunk = json!({
+            "id": self.id,
+            "object": "chat.completion.chunk",
+            "created": self.created,
+            "model": self.language.name(),
+            "choices": choices,
+        });
+        if self.include_usage {
+            chunk["usage"] = Value::Null;
+        }
+        chunk
+    }
+
+    fn delta(&mut self, index: usize, delta: &Value, finish: Option<&str>) -> Value {
+        let logprobs = self.choices[index].take_logprobs(self.logprobs);
+        self.chunk(&json!([{"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}]))
+    }
+}
+
+impl Chunks for Chat {
+    fn begin(&mut self) -> Vec<Value> {
+        let role = json!({"role": "assistant", "content": ""});
+        (0..self.choices.len()).map(|i| self.delta(i, &role, None)).collect()
+    }
+
+    fn update(&mut self, number: usize, update: Update) -> Result<Vec<Value>, Value> {
+        let deltas = self.take(number, update).map_err(|error| error.body())?;
+        let mut chunks = Vec::with_capacity(deltas.len());
+        for delta in deltas {
+            let delta = match delta {
+                Delta::Reasoning(text) => json!({"reasoning_content": text}),
+                Delta::Content(text) => json!({"content": text}),
+                Delta::CallStart { index, name } => {
+                    let id = &self.choices[number].call_ids[index];
+                    let function = json!({"name": name, "arguments": ""});
+                    json!({"tool_calls": [{"index": index, "id": id, "type": "function", "function": function}]})
+                }
+                Delta::CallArguments { index, fragment } => {
+                    json!({"tool_calls": [{"index": index, "function": {"arguments": fragment}}]})
+                }
+                _ => continue,
+            };
+            chunks.push(self.delta(number, &delta, None));
+        }
+        if let Some(finish) = self.choices[number].finish {
+            chunks.push(self.delta(number, &json!({}), Some(finish)));
+        }
+        Ok(chunks)
+    }
+
+    fn end(&mut self) -> Vec<Value> {
+        if !self.include_usage {
+            return Vec::new();
+        }
+        let mut chunk = self.chunk(&json!([]));
+        chunk["usage"] = self.usage.json();
+        vec![chunk]
+    }
+}

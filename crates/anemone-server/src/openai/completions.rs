@@ -1,0 +1,308 @@
+//! `/v1/completions`.
+
+use anemone_session::{FinishReason, Generation, Job};
+use axum::extract::Request;
+use axum::response::Response;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use tokio::sync::mpsc;
+
+use super::fields::Fields;
+use super::generation::{Common, Usage};
+use super::refusal::{ApiError, Checked, respond};
+use super::stream::{self, Chunks};
+use super::{now, tokens, unique};
+use crate::app::App;
+use crate::language::{Language, Update, Updates};
+
+/// Most prompts of a request.
+const MOST_PROMPTS: usize = 128;
+/// Most alternatives of a token; OpenAI has 5, evaluation harnesses ask for a few more.
+const MOST_TOP: usize = 20;
+/// Tokens where a request does not say how many.
+const MAX_TOKENS: usize = 16;
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Prompts {
+    Text(String),
+    Tokens(Vec<u32>),
+    Texts(Vec<String>),
+    Lists(Vec<Vec<u32>>),
+}
+
+pub(crate) async fn create(app: &App, request: Request) -> Checked<Response> {
+    let (permit, bytes) = app.admit_bytes(request).await?;
+    let reader = app.clone();
+    let read = tokio::task::spawn_blocking(move || Completion::read(&reader, &bytes));
+    let (completion, jobs) = read.await.map_err(|_| ApiError::failed())??;
+    drop(permit);
+    let per_job = completion.best_of;
+    let mut all = Vec::with_capacity(jobs.len());
+    for job in jobs {
+        let updates = completion.language.submit(job).await;
+        all.push(updates.map_err(|r| ApiError::rejected(&r, "prompt"))?);
+    }
+    let updates = join(all, per_job);
+    if completion.stream {
+        let count = completion.choices.len();
+        return Ok(stream::respond(updates, count, completion));
+    }
+    completion.collect(updates).await
+}
+
+/// The steps of several jobs as those of one, whose continuations are numbered on.
+fn join(mut all: Vec<Updates>, per_job: usize) -> Updates {
+    if all.len() == 1 {
+        return all.remove(0);
+    }
+    let (sender, joined) = mpsc::unbounded_channel();
+    for (job, mut updates) in all.into_iter().enumerate() {
+        let sender = sender.clone();
+        tokio::spawn(async move {
+            loop {
+                tokio::select! {
+                    // Whoever listened has gone: so do these, which cancels the job.
+                    () = sender.closed() => return,
+                    update = updates.recv() => {
+                        let Some((number, update)) = update else { return };
+                        let _ = sender.send((job * per_job + number, update));
+                    }
+                }
+            }
+        });
+    }
+    joined
+}
+
+struct Completion {
+    language: Language,
+    id: String,
+    created: u64,
+    stream: bool,
+    include_usage: bool,
+    /// How many alternatives were asked for; `None` for no log probabilities at all.
+    logprobs: Option<usize>,
+    n: usize,
+    best_of: usize,
+    choices: Vec<Choice>,
+    usage: Usage,
+}
+
+/// A token with its log probability, if it has one, and those of the likeliest at its place.
+type Token = (u32, Option<f32>, Vec<(u32, f32)>);
+
+#[derive(Default)]
+struct Choice {
+    text: String,
+    /// Text that was streamed.
+    sent: usize,
+    tokens: Vec<Token>,
+    total: f32,
+    drawn: usize,
+    finish: Option<&'static str>,
+}
+
+impl Completion {
+    fn read(app: &App, bytes: &[u8]) -> Checked<(Self, Vec<Job>)> {
+        let mut fields = Fields::parse(bytes)?;
+        let language = app.language(fields.take::<String>("model", "a string")?.as_deref())?;
+        let expected = "a string, a list of strings, a list of token ids or a list of such lists";
+        let prompts: Option<Prompts> = fields.take("prompt", expected)?;
+        let stated = fields.count("max_tokens", 0..=usize::MAX)?;
+        let mut common = Common::read(&mut fields, &language)?;
+        common.options.max_new_tokens = Some(stated.unwrap_or(MAX_TOKENS));
+        let logprobs = fields.count("logprobs", 0..=MOST_TOP)?;
+        let echo = fields.flag("echo")?;
+        let best_of = fields.count("best_of", 1..=128)?.unwrap_or(common.n);
+        if best_of < common.n {
+            return Err(ApiError::field("best_of", &format!("must be 'n' ({}) or more", common.n)));
+        }
+        if best_of > common.n && common.stream {
+            return Err(ApiError::field("best_of", "must be 'n' when 'stream' is true"));
+        }
+        fields.refuse("suffix", "is not supported by this model; leave it out")?;
+        fields.finish()?;
+        let encode = |text: &str| {
+            let ids = language.tokenizer().encode(text, true);
+            ids.map_err(|error| ApiError::session(&error, "prompt"))
+        };
+        let prompts = match prompts {
+            None => return Err(ApiError::field("prompt", &format!("must be {expected}"))),
+            Some(Prompts::Text(text)) => vec![encode(&text)?],
+            Some(Prompts::Tokens(ids)) => vec![ids],
+            Some(Prompts::Texts(texts)) => texts.iter().map(|text| encode(text)).collect::<Checked<_>>()?,
+            Some(Prompts::Lists(lists)) => lists,
+        };
+        if prompts.is_empty() || prompts.len() > MOST_PROMPTS {
+            return Err(ApiError::field("prompt", &format!("must be 1 to {MOST_PROMPTS} prompts")));
+        }
+        // Choosing the best needs the log probabilities, which come with every token anyway.
+        common.options.top_logprobs = logprobs.unwrap_or(0);
+        common.options.prompt_logprobs = (echo && logprobs.is_some()).then(|| logprobs.unwrap_or(0));
+        let mut choices = Vec::new();
+        for ids in &prompts {
+            for _ in 0..best_of {
+                let mut choice = Choice::default();
+                if echo {
+                    let text = language.tokenizer().decode(ids, true);
+                    choice.text = text.map_err(|error| ApiError::session(&error, "prompt"))?;
+                    if let (Some(first), Some(_)) = (ids.first(), logprobs) {
+                        choice.tokens.push((*first, None, Vec::new()));
+                    }
+                }
+                choices.push(choice);
+            }
+        }
+        let jobs = prompts
+            .into_iter()
+            .map(|prompt| Job {
+                prompt,
+                continuations: common.each(best_of).into_iter().map(|options| (options, None)).collect(),
+            })
+            .collect();
+        let completion = Self {
+            language,
+            id: unique("cmpl-"),
+            created: now(),
+            stream: common.stream,
+            include_usage: common.include_usage,
+            logprobs,
+            n: common.n,
+            best_of,
+            choices,
+            usage: Usage::default(),
+        };
+        Ok((completion, jobs))
+    }
+
+    fn take(&mut self, number: usize, update: Update) -> Checked<()> {
+        let choice = &mut self.choices[number];
+        match update {
+            Update::Prefill => {}
+            Update::PromptToken { id, logprob, top } => choice.tokens.push((id, Some(logprob), top)),
+            Update::Token { id, logprob, top } => {
+                choice.total += logprob;
+                choice.drawn += 1;
+                if self.logprobs.is_some() {
+                    choice.tokens.push((id, Some(logprob), top));
+                }
+            }
+            Update::Text(text) => choice.text.push_str(&text),
+            Update::Finished(generation) => {
+                choice.finish = Some(finish(&generation));
+                self.usage.add(&generation, number.is_multiple_of(self.best_of), 0);
+            }
+            Update::Failed => return Err(ApiError::failed()),
+        }
+        Ok(())
+    }
+
+    async fn collect(mut self, mut updates: Updates) -> Checked<Response> {
+        while self.choices.iter().any(|choice| choice.finish.is_none()) {
+            let (number, update) = updates.recv().await.ok_or_else(ApiError::failed)?;
+            self.take(number, update)?;
+        }
+        let mut choices = Vec::new();
+        for group in self.choices.chunks_mut(self.best_of) {
+            // The likeliest by the mean of its tokens' log probabilities.
+            group.sort_by(|a, b| b.mean().total_cmp(&a.mean()));
+            for choice in group.iter().take(self.n) {
+                let logprobs = self.logprobs.map(|_| choice.logprobs(&self.language, 0));
+                choices.push(json!({
+                    "index": choices.len(), "text": choice.text, "logprobs": logprobs, "finish_reason": choice.finish,
+                }));
+            }
+        }
+        Ok(respond(&json!({
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.language.name(),
+            "choices": choices,
+            "usage": self.usage.json(),
+        })))
+    }
+
+    fn chunk(&self, choices: &Value) -> Value {
+        let mut chunk = json!({
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.language.name(),
+            "choices": choices,
+        });
+        if self.include_usage {
+            chunk["usage"] = Value::Null;
+        }
+        chunk
+    }
+
+    fn piece(&mut self, index: usize) -> Value {
+        let language = self.language.clone();
+        let choice = &mut self.choices[index];
+        let text = choice.text[choice.sent..].to_owned();
+        let logprobs = self.logprobs.map(|_| choice.logprobs(&language, choice.sent));
+        choice.sent = choice.text.len();
+        choice.tokens.clear();
+        let finish = choice.finish;
+        self.chunk(&json!([{"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}]))
+    }
+}
+
+fn finish(generation: &Generation) -> &'static str {
+    if matches!(generation.finish_reason, FinishReason::Length(_)) { "length" } else { "stop" }
+}
+
+impl Choice {
+    fn mean(&self) -> f32 {
+        if self.drawn == 0 { 0.0 } else { self.total / self.drawn as f32 }
+    }
+
+    /// OpenAI's four lists, of the tokens that are held; `offset` is where their text begins.
+    fn logprobs(&self, language: &Language, offset: usize) -> Value {
+        let tokenizer = language.tokenizer();
+        let (mut texts, mut offsets, mut at) = (Vec::new(), Vec::new(), offset);
+        let (mut values, mut alternatives) = (Vec::new(), Vec::new());
+        for (id, logprob, top) in &self.tokens {
+            let text = tokens::text(tokenizer, *id);
+            offsets.push(at);
+            at += text.chars().count();
+            texts.push(text);
+            values.push(logprob.map(tokens::finite));
+            let top: Map<String, Value> =
+                top.iter().map(|(id, p)| (tokens::text(tokenizer, *id), tokens::finite(*p).into())).collect();
+            alternatives.push(if logprob.is_none() { Value::Null } else { Value::Object(top) });
+        }
+        json!({
+            "tokens": texts, "token_logprobs": values, "top_logprobs": alternatives, "text_offset": offsets,
+        })
+    }
+}
+
+impl Chunks for Completion {
+    fn begin(&mut self) -> Vec<Value> {
+        let echoes: Vec<usize> =
+            (0..self.choices.len()).filter(|&i| !self.choices[i].text.is_empty()).collect();
+        if self.logprobs.is_some() {
+            // The prompt's text goes with its log probabilities, which are not known yet.
+            return Vec::new();
+        }
+        echoes.into_iter().map(|i| self.piece(i)).collect()
+    }
+
+    fn update(&mut self, number: usize, update: Update) -> Result<Vec<Value>, Value> {
+        let shown = matches!(update, Update::Text(_) | Update::Finished(_));
+        self.take(number, update).map_err(|error| error.body())?;
+        Ok(if shown { vec![self.piece(number)] } else { Vec::new() })
+    }
+
+    fn end(&mut self) -> Vec<Value> {
+        if !self.include_usage {
+            return Vec::new();
+        }
+        let mut chunk = self.chunk(&json!([]));
+        chunk["usage"] = self.usage.json();
+        vec![chunk]
+    }
+}

@@ -1,0 +1,104 @@
+use anemone_session::{Message, OutputOptions, RenderOptions, Tools};
+use serde_json::{Map, Value};
+
+use super::fields::Fields;
+use super::refusal::{ApiError, Checked};
+use crate::language::Language;
+
+/// A conversation as a model reads it.
+#[derive(Debug)]
+pub(super) struct Prompt {
+    pub(super) ids: Vec<u32>,
+    /// How its answer is read.
+    pub(super) output: OutputOptions,
+}
+
+/// The messages of a request, those of developers as those of the system.
+pub(super) fn messages(value: Option<Value>) -> Checked<Vec<Message>> {
+    let expected = || ApiError::field("messages", "must be a list of messages, not empty");
+    let Some(Value::Array(list)) = value else { return Err(expected()) };
+    if list.is_empty() {
+        return Err(expected());
+    }
+    list.into_iter().enumerate().map(|(i, value)| message(i, value)).collect()
+}
+
+fn message(index: usize, value: Value) -> Checked<Message> {
+    let at = format!("messages[{index}]");
+    let mut message: Message = serde_json::from_value(value)
+        .map_err(|error| ApiError::field(at.as_str(), &format!("is no message: {error}")))?;
+    match message.role.as_str() {
+        "developer" => "system".clone_into(&mut message.role),
+        "system" | "user" | "assistant" | "tool" => {}
+        other => {
+            let problem = format!("is '{other}'; use system, developer, user, assistant or tool");
+            return Err(ApiError::field(format!("{at}.role"), &problem));
+        }
+    }
+    let expected =
+        |place: String| ApiError::field(place, "must be a string, or a list of parts of type 'text'");
+    match &message.content {
+        None if message.role == "assistant" => {}
+        None | Some(Value::Null) if message.role != "assistant" => {
+            return Err(expected(format!("{at}.content")));
+        }
+        None | Some(Value::Null | Value::String(_)) => {}
+        Some(Value::Array(parts)) => {
+            for (part, value) in parts.iter().enumerate() {
+                let place = format!("{at}.content[{part}]");
+                match value.get("type").and_then(Value::as_str) {
+                    Some("text" | "refusal")
+                        if value.get("text").or(value.get("refusal")).is_some_and(Value::is_string) => {}
+                    Some("text") | None => return Err(expected(place)),
+                    Some(other) => {
+                        return Err(ApiError::field(
+                            place,
+                            &format!("is of type '{other}', which this model cannot read; give text"),
+                        ));
+                    }
+                }
+            }
+            // Templates may know parts of text in their own way; joined, every template reads them.
+            message.content = Some(Value::String(message.text()));
+        }
+        Some(_) => return Err(expected(format!("{at}.content"))),
+    }
+    Ok(message)
+}
+
+/// The functions offered.
+pub(super) fn tools(fields: &mut Fields) -> Checked<(Vec<Value>, Tools)> {
+    let list: Vec<Value> = fields.take("tools", "a list of functions")?.unwrap_or_default();
+    for (i, tool) in list.iter().enumerate() {
+        if tool.get("type").and_then(Value::as_str).is_some_and(|kind| kind != "function") {
+            return Err(ApiError::field(format!("tools[{i}].type"), "must be 'function'"));
+        }
+    }
+    let tools = Tools::from_json(&list).map_err(|error| ApiError::session(&error, "tools"))?;
+    Ok((list, tools))
+}
+
+impl Prompt {
+    /// Renders and encodes a conversation.
+    pub(super) fn render(
+        language: &Language,
+        messages: &[Message],
+        tools: &[Value],
+        declared: Tools,
+        kwargs: Map<String, Value>,
+    ) -> Checked<Self> {
+        let options =
+            RenderOptions { tools: (!tools.is_empty()).then_some(tools), kwargs, ..RenderOptions::default() };
+        let of = |error: &anemone_session::Error| ApiError::session(error, "messages");
+        let text = language.template().render(messages, &options).map_err(|error| of(&error))?;
+        let ids = language.tokenizer().encode(&text, false).map_err(|error| of(&error))?;
+        let output = OutputOptions {
+            format: language.format(),
+            reasoning_open: OutputOptions::opens_reasoning(&text),
+            calls: !declared.is_empty(),
+            tools: declared,
+            ..OutputOptions::default()
+        };
+        Ok(Self { ids, output })
+    }
+}

@@ -1,0 +1,116 @@
+use axum::http::header::{CONTENT_TYPE, RETRY_AFTER};
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use crate::language::Rejected;
+use crate::refusal::Refusal;
+
+/// A request that is not answered, in OpenAI's shape.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ApiError {
+    pub(crate) status: StatusCode,
+    pub(crate) message: String,
+    pub(crate) param: Option<String>,
+    pub(crate) code: Option<&'static str>,
+}
+
+/// Result of a route.
+pub(crate) type Checked<T> = std::result::Result<T, ApiError>;
+
+impl ApiError {
+    pub(crate) fn new(status: StatusCode, message: impl Into<String>) -> Self {
+        Self { status, message: message.into(), param: None, code: None }
+    }
+
+    /// 400: a field is wrong.
+    pub(crate) fn field(param: impl Into<String>, problem: &str) -> Self {
+        let param = param.into();
+        Self {
+            status: StatusCode::BAD_REQUEST,
+            message: format!("'{param}' {problem}"),
+            param: Some(param),
+            code: None,
+        }
+    }
+
+    pub(crate) fn with_code(self, code: &'static str) -> Self {
+        Self { code: Some(code), ..self }
+    }
+
+    /// 500: nothing the client could change.
+    pub(crate) fn failed() -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "the model failed; the server's log says why")
+    }
+
+    /// What an error of a session means to the client; `of` names the field prompts come from.
+    pub(crate) fn session(error: &anemone_session::Error, of: &str) -> Self {
+        use anemone_session::Error;
+        let message = error.to_string();
+        match error {
+            Error::PromptTooLong { .. } => Self {
+                param: Some(of.to_owned()),
+                ..Self::new(StatusCode::BAD_REQUEST, message).with_code("context_length_exceeded")
+            },
+            Error::Busy { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, "server busy, try again later"),
+            Error::Options { option, .. } => {
+                Self { param: Some((*option).to_owned()), ..Self::new(StatusCode::BAD_REQUEST, message) }
+            }
+            Error::Sampling { field, .. } => {
+                Self { param: Some((*field).to_owned()), ..Self::new(StatusCode::BAD_REQUEST, message) }
+            }
+            Error::Message { index, key, .. } => Self {
+                param: Some(format!("messages[{index}].{key}")),
+                ..Self::new(StatusCode::BAD_REQUEST, message)
+            },
+            Error::EmptyPrompt
+            | Error::TokenOutOfRange { .. }
+            | Error::TemplateRefused { .. }
+            | Error::TemplateRender { .. }
+            | Error::TemplateSize { .. } => {
+                Self { param: Some(of.to_owned()), ..Self::new(StatusCode::BAD_REQUEST, message) }
+            }
+            _ => {
+                tracing::error!(%error, "a request failed");
+                Self::failed()
+            }
+        }
+    }
+
+    /// Why a job was not taken.
+    pub(crate) fn rejected(rejected: &Rejected, of: &str) -> Self {
+        match rejected {
+            Rejected::Error(error) => Self::session(error, of),
+            Rejected::Stopped => Self::failed(),
+        }
+    }
+
+    /// The object clients read.
+    pub(crate) fn body(&self) -> Value {
+        let kind = if self.status.is_server_error() { "server_error" } else { "invalid_request_error" };
+        json!({"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}})
+    }
+}
+
+impl From<Refusal> for ApiError {
+    fn from(refusal: Refusal) -> Self {
+        let code = (refusal.status == StatusCode::UNAUTHORIZED).then_some("invalid_api_key");
+        Self { code, ..Self::new(refusal.status, refusal.detail) }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = respond(&self.body());
+        *response.status_mut() = self.status;
+        if self.status == StatusCode::SERVICE_UNAVAILABLE {
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        response
+    }
+}
+
+/// A body of compact JSON.
+pub(crate) fn respond(value: &Value) -> Response {
+    ([(CONTENT_TYPE, HeaderValue::from_static("application/json"))], value.to_string()).into_response()
+}

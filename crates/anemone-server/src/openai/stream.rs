@@ -1,0 +1,84 @@
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::time::Duration;
+
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use futures_util::stream;
+use serde_json::Value;
+
+use crate::language::{Update, Updates};
+
+/// Time without a word after which the client is told that the request is still worked on.
+const QUIET: Duration = Duration::from_secs(10);
+
+/// Makes the chunks of a streamed answer.
+pub(super) trait Chunks: Send + 'static {
+    /// What to send at the beginning.
+    fn begin(&mut self) -> Vec<Value>;
+
+    /// What to send for a step of a continuation; `None` breaks the stream off after an error that was sent.
+    fn update(&mut self, number: usize, update: Update) -> Result<Vec<Value>, Value>;
+
+    /// What to send when all continuations have ended.
+    fn end(&mut self) -> Vec<Value>;
+}
+
+struct State<C> {
+    updates: Updates,
+    chunks: C,
+    ready: VecDeque<Event>,
+    left: usize,
+    done: bool,
+}
+
+impl<C: Chunks> State<C> {
+    fn queue(&mut self, chunks: Vec<Value>) {
+        self.ready.extend(chunks.into_iter().map(|chunk| Event::default().data(chunk.to_string())));
+    }
+
+    fn finish(&mut self) {
+        self.ready.push_back(Event::default().data("[DONE]"));
+        self.done = true;
+    }
+
+    /// Takes the next step of the model.
+    async fn advance(&mut self) {
+        let Some((number, update)) = self.updates.recv().await else {
+            let lost = super::refusal::ApiError::failed().body();
+            self.queue(vec![lost]);
+            self.done = true;
+            return;
+        };
+        let last = matches!(update, Update::Finished(_));
+        match self.chunks.update(number, update) {
+            Ok(chunks) => self.queue(chunks),
+            Err(error) => {
+                self.queue(vec![error]);
+                self.done = true;
+                return;
+            }
+        }
+        self.left -= usize::from(last);
+        if self.left == 0 {
+            let end = self.chunks.end();
+            self.queue(end);
+            self.finish();
+        }
+    }
+}
+
+/// Streams an answer as server-sent events; when the client goes, the model stops.
+pub(super) fn respond(updates: Updates, continuations: usize, mut chunks: impl Chunks) -> Response {
+    let begin = chunks.begin();
+    let mut state = State { updates, chunks, ready: VecDeque::new(), left: continuations, done: false };
+    state.queue(begin);
+    let events = stream::unfold(state, |mut state| async move {
+        while state.ready.is_empty() && !state.done {
+            state.advance().await;
+        }
+        let event = state.ready.pop_front()?;
+        Some((Ok::<_, Infallible>(event), state))
+    });
+    Sse::new(events).keep_alive(KeepAlive::new().interval(QUIET).text("working")).into_response()
+}

@@ -1,0 +1,409 @@
+//! Chats and completions of the built-in model, against the session's own generation.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::Arc;
+
+use anemone_checkpoint::Checkpoint;
+use anemone_cpu::{Arithmetic, Engine, Layout, Model, Options as CpuOptions};
+use anemone_server::{App, Language, LanguageModel, Options};
+use anemone_session::{
+    BatchOptions, ChatTemplate, Event, GenerateOptions, Generation, Message, RenderOptions, SamplingParams,
+    TemplateTokens, Tokenizer, generate,
+};
+use axum::body::Body;
+use serde_json::{Value, json};
+
+use crate::support::{Answer, models, post, runtime, send};
+
+fn assets() -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../anemone/assets")
+}
+
+fn engine() -> Engine {
+    let checkpoint = Checkpoint::open(&assets().join("stories-lfm2")).unwrap();
+    let weights = checkpoint.weights();
+    let stack = anemone_models::load(checkpoint.config(), &*weights).unwrap();
+    let model = Arc::new(Model::load(stack, &*weights, Layout::Mapped).unwrap());
+    // f32, so that no machine's products differ from another's in what is generated.
+    let options = CpuOptions {
+        threads: 2,
+        arithmetic: Arithmetic::Exact,
+        context_len: Some(512),
+        ..CpuOptions::default()
+    };
+    Engine::new(model, options).unwrap()
+}
+
+fn tokenizer() -> Tokenizer {
+    let checkpoint = Checkpoint::open(&assets().join("stories-lfm2")).unwrap();
+    Tokenizer::from_bytes(&checkpoint.tokenizer_json().unwrap(), checkpoint.tokenizer_config()).unwrap()
+}
+
+fn template(tokenizer: &Tokenizer) -> ChatTemplate {
+    let source = std::fs::read_to_string(assets().join("stories-lfm2/chat_template.jinja")).unwrap();
+    ChatTemplate::new(&source, TemplateTokens::from(tokenizer)).unwrap()
+}
+
+fn defaults() -> GenerateOptions {
+    GenerateOptions { sampling: SamplingParams::greedy(), stop_ids: vec![2, 7], ..GenerateOptions::default() }
+}
+
+fn app(batch: BatchOptions) -> App {
+    let tokenizer = tokenizer();
+    let template = template(&tokenizer);
+    let model = LanguageModel {
+        name: "stories".into(),
+        engine: engine(),
+        tokenizer,
+        template,
+        defaults: defaults(),
+        batch,
+    };
+    let language = Language::start(model).unwrap();
+    App::new(models(assets(), &[("demo", "laya-demo")]), vec![language], Options::default()).unwrap()
+}
+
+/// What the session itself generates.
+fn expected(prompt: &[u32], options: &GenerateOptions) -> Generation {
+    let quiet = &mut |_: Event<'_>| ControlFlow::Continue(());
+    generate(&mut engine(), &tokenizer(), prompt, options, quiet).unwrap()
+}
+
+fn chat_prompt(text: &str) -> Vec<u32> {
+    let tokenizer = tokenizer();
+    let text = template(&tokenizer).render(&[Message::user(text)], &RenderOptions::default()).unwrap();
+    tokenizer.encode(&text, false).unwrap()
+}
+
+fn body(answer: &Answer) -> Value {
+    serde_json::from_str(&answer.text).unwrap()
+}
+
+/// The events of a stream, without the last word.
+fn events(answer: &Answer) -> Vec<Value> {
+    let lines: Vec<&str> = answer.text.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
+    let (last, events) = lines.split_last().unwrap();
+    assert_eq!(*last, "[DONE]");
+    events.iter().map(|event| serde_json::from_str(event).unwrap()).collect()
+}
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETE: &str = "/v1/completions";
+
+fn user(text: &str, more: impl Into<Value>) -> Body {
+    let more: Value = more.into();
+    let mut request = json!({"messages": [{"role": "user", "content": text}]});
+    for (key, value) in more.as_object().unwrap() {
+        request[key] = value.clone();
+    }
+    Body::from(request.to_string())
+}
+
+#[test]
+fn a_chat_is_what_the_session_generates_streamed_or_not() {
+    runtime().block_on(async {
+        let app = app(BatchOptions::default());
+        let prompt = chat_prompt("tell me a story about a fox.");
+        for (more, options) in [
+            (json!({"max_tokens": 30}), GenerateOptions { max_new_tokens: Some(30), ..defaults() }),
+            (
+                json!({"max_completion_tokens": 25, "temperature": 0.9, "top_p": 0.8, "seed": 5, "presence_penalty": 0.5}),
+                GenerateOptions {
+                    max_new_tokens: Some(25),
+                    sampling: SamplingParams { temperature: 0.9, top_p: 0.8, seed: Some(5), presence_penalty: 0.5, ..SamplingParams::greedy() },
+                    ..defaults()
+                },
+            ),
+            (
+                json!({"stop": [" little", "zzz"]}),
+                GenerateOptions { stop_strings: vec![" little".into(), "zzz".into()], ..defaults() },
+            ),
+        ] {
+            let expected = expected(&prompt, &options);
+            let answer = post(&app, CHAT, user("tell me a story about a fox.", more.clone())).await;
+            let whole = body(&answer);
+            let choice = &whole["choices"][0];
+            assert_eq!(choice["message"]["content"], expected.text, "{more}");
+            assert_eq!(choice["finish_reason"], expected.finish_reason.as_str());
+            assert_eq!(whole["usage"]["prompt_tokens"], prompt.len());
+            assert_eq!(whole["usage"]["completion_tokens"], expected.token_ids.len());
+            assert_eq!((&whole["object"], &whole["model"]), (&json!("chat.completion"), &json!("stories")));
+
+            let mut streamed = more;
+            streamed["stream"] = true.into();
+            streamed["stream_options"] = json!({"include_usage": true});
+            let answer = post(&app, CHAT, user("tell me a story about a fox.", streamed)).await;
+            assert_eq!(answer.header("content-type"), Some("text/event-stream"));
+            let events = events(&answer);
+            let text: String = events.iter().filter_map(|e| e["choices"][0]["delta"]["content"].as_str()).collect();
+            assert_eq!(text, expected.text);
+            assert_eq!(events[0]["choices"][0]["delta"]["role"], "assistant");
+            let (usage, finish) = (&events[events.len() - 1], &events[events.len() - 2]);
+            assert_eq!(usage["usage"], whole["usage"]);
+            assert_eq!((&usage["choices"], &finish["choices"][0]["finish_reason"]), (&json!([]), &choice["finish_reason"]));
+            assert!(events.iter().all(|event| event["id"] == events[0]["id"]));
+        }
+    });
+}
+
+#[test]
+fn several_choices_share_a_prompt_and_have_seeds_of_their_own() {
+    runtime().block_on(async {
+        let app = app(BatchOptions::default());
+        let prompt = chat_prompt("hi");
+        let more = json!({"n": 3, "temperature": 1, "seed": 7, "max_tokens": 12});
+        let answer = body(&post(&app, CHAT, user("hi", more.clone())).await);
+        let mut completion = 0;
+        for (index, choice) in answer["choices"].as_array().unwrap().iter().enumerate() {
+            let sampling =
+                SamplingParams { temperature: 1.0, seed: Some(7 + index as u64), ..SamplingParams::greedy() };
+            let expected =
+                expected(&prompt, &GenerateOptions { sampling, max_new_tokens: Some(12), ..defaults() });
+            assert_eq!(
+                (&choice["index"], &choice["message"]["content"]),
+                (&json!(index), &json!(expected.text))
+            );
+            completion += expected.token_ids.len();
+        }
+        let usage = &answer["usage"];
+        assert_eq!(
+            (&usage["prompt_tokens"], &usage["completion_tokens"]),
+            (&json!(prompt.len()), &json!(completion))
+        );
+        // Streamed, the choices come between each other, and each is whole.
+        let mut streamed = more;
+        streamed["stream"] = true.into();
+        let events = events(&post(&app, CHAT, user("hi", streamed)).await);
+        for choice in answer["choices"].as_array().unwrap() {
+            let own = events.iter().map(|e| &e["choices"][0]).filter(|c| c["index"] == choice["index"]);
+            let text: String = own.filter_map(|c| c["delta"]["content"].as_str()).collect();
+            assert_eq!(text, choice["message"]["content"].as_str().unwrap());
+        }
+    });
+}
+
+#[test]
+fn completions_echo_and_tell_log_probabilities() {
+    runtime().block_on(async {
+        let app = app(BatchOptions::default());
+        let request = |more: Value| {
+            let mut request = json!({"prompt": "once upon a time", "max_tokens": 5, "temperature": 0});
+            for (key, value) in more.as_object().unwrap() {
+                request[key] = value.clone();
+            }
+            request.to_string()
+        };
+        let ids = tokenizer().encode("once upon a time", true).unwrap();
+        let plain = body(&post(&app, COMPLETE, request(json!({}))).await);
+        let generation = expected(&ids, &GenerateOptions { max_new_tokens: Some(5), ..defaults() });
+        assert_eq!(plain["choices"][0]["text"], generation.text);
+        assert_eq!(plain["choices"][0]["logprobs"], Value::Null);
+
+        let echoed = body(&post(&app, COMPLETE, request(json!({"echo": true, "logprobs": 2}))).await);
+        let choice = &echoed["choices"][0];
+        assert_eq!(choice["text"], format!("once upon a time{}", generation.text));
+        let logprobs = &choice["logprobs"];
+        let list = |key: &str| logprobs[key].as_array().unwrap().clone();
+        assert!(
+            ["tokens", "token_logprobs", "top_logprobs", "text_offset"]
+                .iter()
+                .all(|key| list(key).len() == ids.len() + 5)
+        );
+        assert_eq!((&list("token_logprobs")[0], &list("top_logprobs")[0]), (&Value::Null, &Value::Null));
+        assert!(list("token_logprobs")[1..].iter().all(|p| p.as_f64().unwrap() <= 0.0));
+        // Generated greedily, each token is the likeliest of its place.
+        for at in ids.len()..ids.len() + 5 {
+            let best = list("top_logprobs")[at]
+                .as_object()
+                .unwrap()
+                .values()
+                .map(|p| p.as_f64().unwrap())
+                .fold(f64::MIN, f64::max);
+            assert_eq!(list("token_logprobs")[at].as_f64().unwrap(), best);
+        }
+        // Prompts of all kinds, several at once, in their order.
+        let several = body(
+            &post(&app, COMPLETE, request(json!({"prompt": ["once upon a time", "one day"], "n": 2}))).await,
+        );
+        let texts: Vec<&str> =
+            several["choices"].as_array().unwrap().iter().map(|c| c["text"].as_str().unwrap()).collect();
+        assert_eq!(
+            (texts.len(), texts[0], texts[1]),
+            (4, generation.text.as_str(), generation.text.as_str())
+        );
+        let tokens = body(&post(&app, COMPLETE, request(json!({"prompt": [ids, [1, 416]]}))).await);
+        assert_eq!(tokens["choices"][0]["text"], generation.text);
+        // The best of several is the likeliest one.
+        let warm = json!({"temperature": 1, "seed": 3, "logprobs": 0, "best_of": 4, "n": 4});
+        let all = body(&post(&app, COMPLETE, request(warm)).await);
+        let best =
+            body(&post(&app, COMPLETE, request(json!({"temperature": 1, "seed": 3, "best_of": 4}))).await);
+        assert_eq!(best["choices"].as_array().unwrap().len(), 1);
+        assert_eq!(best["choices"][0]["text"], all["choices"][0]["text"]);
+        let mean = |choice: &Value| {
+            let values: Vec<f64> = choice["logprobs"]["token_logprobs"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|p| p.as_f64().unwrap())
+                .collect();
+            values.iter().sum::<f64>() / values.len() as f64
+        };
+        let means: Vec<f64> = all["choices"].as_array().unwrap().iter().map(mean).collect();
+        assert!(means.is_sorted_by(|a, b| a >= b), "{means:?}");
+    });
+}
+
+#[test]
+fn tokens_go_both_ways() {
+    runtime().block_on(async {
+        let app = app(BatchOptions::default());
+        let ids = tokenizer().encode("once upon", true).unwrap();
+        let found = body(&post(&app, "/tokenize", r#"{"model": "stories", "prompt": "once upon"}"#).await);
+        assert_eq!((&found["tokens"], &found["count"]), (&json!(ids), &json!(ids.len())));
+        let bare =
+            body(&post(&app, "/tokenize", r#"{"prompt": "once upon", "add_special_tokens": false}"#).await);
+        assert_eq!(bare["tokens"], json!(ids[1..]));
+        let chat =
+            body(&post(&app, "/tokenize", r#"{"messages": [{"role": "user", "content": "hi"}]}"#).await);
+        assert_eq!(chat["tokens"], json!(chat_prompt("hi")));
+        let text = body(&post(&app, "/detokenize", json!({"tokens": ids}).to_string()).await);
+        assert_eq!(text["prompt"], "<|startoftext|>once upon");
+    });
+}
+
+/// Route, request, and what it is refused with: status, field, words of the message.
+const WRONG: [(&str, &str, u16, Option<&str>, &str); 24] = [
+    (CHAT, r"[]", 400, None, "object"),
+    (CHAT, r#"{"messages": "#, 400, None, "JSON"),
+    (CHAT, r#"{"messages": []}"#, 400, Some("messages"), "not empty"),
+    (CHAT, r#"{"messages": [{"role": "cook", "content": "x"}]}"#, 400, Some("messages[0].role"), "cook"),
+    (CHAT, r#"{"messages": [{"content": "x"}]}"#, 400, Some("messages[0]"), "role"),
+    (CHAT, r#"{"messages": [{"role": "user"}]}"#, 400, Some("messages[0].content"), "string"),
+    (
+        CHAT,
+        r#"{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}"#,
+        400,
+        Some("messages[0].content[0]"),
+        "image_url",
+    ),
+    (
+        CHAT,
+        r#"{"messages": [{"role": "user", "content": "x"}], "temperature": 3}"#,
+        400,
+        Some("temperature"),
+        "0 to 2",
+    ),
+    (CHAT, r#"{"messages": [{"role": "user", "content": "x"}], "n": 0}"#, 400, Some("n"), "1 to"),
+    (CHAT, r#"{"messages": [{"role": "user", "content": "x"}], "n": 5}"#, 400, Some("n"), "1 to 4"),
+    (
+        CHAT,
+        r#"{"messages": [{"role": "user", "content": "x"}], "max_token": 5}"#,
+        400,
+        Some("max_token"),
+        "no field",
+    ),
+    (
+        CHAT,
+        r#"{"messages": [{"role": "user", "content": "x"}], "stop": ["", "b"]}"#,
+        400,
+        Some("stop"),
+        "empty",
+    ),
+    (
+        CHAT,
+        r#"{"messages": [{"role": "user", "content": "x"}], "logit_bias": {"99999": 1}}"#,
+        400,
+        Some("logit_bias.99999"),
+        "2047",
+    ),
+    (
+        CHAT,
+        r#"{"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2}"#,
+        400,
+        Some("top_logprobs"),
+        "logprobs",
+    ),
+    (
+        CHAT,
+        r#"{"messages": [{"role": "user", "content": "x"}], "stream_options": {}}"#,
+        400,
+        Some("stream_options"),
+        "stream",
+    ),
+    (
+        CHAT,
+        r#"{"messages": [{"role": "user", "content": "x"}], "functions": []}"#,
+        400,
+        Some("functions"),
+        "tools",
+    ),
+    (
+        CHAT,
+        r#"{"messages": [{"role": "user", "content": "x"}], "model": "gpt"}"#,
+        404,
+        Some("model"),
+        "stories",
+    ),
+    (COMPLETE, r#"{"prompt": "x", "suffix": "y"}"#, 400, Some("suffix"), "not supported"),
+    (COMPLETE, r"{}", 400, Some("prompt"), "list"),
+    (COMPLETE, r#"{"prompt": []}"#, 400, Some("prompt"), "empty"),
+    (COMPLETE, r#"{"prompt": [99999]}"#, 400, Some("prompt"), "99999"),
+    (COMPLETE, r#"{"prompt": "x", "best_of": 1, "n": 2}"#, 400, Some("best_of"), "'n' (2)"),
+    ("/tokenize", r"{}", 400, Some("prompt"), "messages"),
+    ("/detokenize", r#"{"tokens": [1, 5000]}"#, 400, Some("tokens[1]"), "2047"),
+];
+
+#[test]
+fn what_is_wrong_is_named() {
+    runtime().block_on(async {
+        let app = app(BatchOptions { max_sequences: 4, ..BatchOptions::default() });
+        let long = "a b c d e f g h ".repeat(200);
+        for (path, request, status, param, words) in WRONG {
+            let answer = post(&app, path, request.to_owned()).await;
+            let error = &body(&answer)["error"];
+            assert_eq!(answer.status.as_u16(), status, "{request}: {error}");
+            assert_eq!(error["param"].as_str(), param, "{request}: {error}");
+            assert!(error["message"].as_str().unwrap().contains(words), "{request}: {error}");
+            assert_eq!(error["type"], "invalid_request_error");
+        }
+        let answer = post(&app, CHAT, user(&long, json!({}))).await;
+        let error = &body(&answer)["error"];
+        assert_eq!(
+            (answer.status.as_u16(), &error["code"]),
+            (400, &json!("context_length_exceeded")),
+            "{error}"
+        );
+    });
+}
+
+#[test]
+fn a_client_that_goes_frees_its_place_and_one_too_many_is_told_so() {
+    runtime().block_on(async {
+        let app = app(BatchOptions { max_sequences: 1, max_waiting: 1, ..BatchOptions::default() });
+        let endless = json!({"max_tokens": 450, "ignore_eos": true});
+        let mut going = Vec::new();
+        for _ in 0..2 {
+            let (app, request) = (app.clone(), user("hi", endless.clone()));
+            going.push(tokio::spawn(async move { post(&app, CHAT, request).await }));
+            tokio::time::sleep(std::time::Duration::from_millis(30)).await;
+        }
+        let refused = post(&app, CHAT, user("hi", json!({"max_tokens": 1}))).await;
+        assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (503, Some("1")));
+        for task in going {
+            task.abort();
+        }
+        // As soon as the model's thread has seen that nobody listens.
+        for _ in 0..200 {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            if post(&app, CHAT, user("hi", json!({"max_tokens": 1}))).await.status.is_success() {
+                let metrics = send(&app, "GET", "/metrics", &[], Body::empty()).await.text;
+                assert!(metrics.contains("anemone_sequences_finished_total{model=\"stories\"}"), "{metrics}");
+                assert!(metrics.contains("anemone_time_to_first_token_seconds_bucket"), "{metrics}");
+                return;
+            }
+        }
+        panic!("the places were not given back");
+    });
+}
