@@ -4,7 +4,7 @@ use std::process::{Child, ChildStderr, Command, Stdio};
 
 use serde_json::Value;
 
-use crate::support::{Ran, anemone, command, shared};
+use crate::support::{Ran, anemone, assets, command, shared};
 
 const BODY: &str = r#"{"state": "where is my parcel", "questions": {"angry": {"type": "noul", "instructions": "Is the sender angry?"}}}"#;
 
@@ -158,7 +158,7 @@ fn mistakes_are_named() {
     fails(&["-m", "english"], &["--model english", "write NAME=PATH"]);
     fails(&["-m", "x=/no/such"], &["--model /no/such", "no such file"]);
     fails(&["-m", "a b=src"], &["'a b' is not allowed", "use a-z"]);
-    fails(&["-m", "x=src"], &["--model src", "rl_agent_config.json"]);
+    fails(&["-m", "x=src"], &["--model x=src", "config.json"]);
     fails(&["--default-model", "x"], &["--default-model x", "unknown model 'x'", "['laya-demo']"]);
     fails(&["--api-key", ""], &["--api-key", "the key is empty"]);
     fails(&["--api-key-file", "/no/such"], &["--api-key-file /no/such", "check the path"]);
@@ -177,4 +177,34 @@ fn mistakes_are_named() {
     ] {
         anemone(&[&["serve"], &args[..]].concat()).fails(2, &[args[0]]);
     }
+}
+
+#[test]
+fn a_language_model_answers_as_run_does() {
+    let place = assets();
+    let ran =
+        anemone(&["run", "--chat", "--greedy", "-n", "20", "--prompt", "tell me a story.", "--json"]).json();
+    let bundle = tempfile::tempdir().unwrap();
+    let out = bundle.path().join("stories.bundle");
+    anemone(&["convert", "-q", "--ctx", "128", "--prefill", "16", "--out", out.to_str().unwrap()]).ok();
+    let chat = r#"{"messages": [{"role": "user", "content": "tell me a story."}], "temperature": 0, "repetition_penalty": 1, "max_tokens": 20}"#;
+    let native =
+        Server::start(&["-m", &format!("s={}", place.display()), "--spec", "auto", "--max-sequences", "2"]);
+    let (status, answer) = native.request("POST", "/v1/chat/completions", "", chat);
+    assert_eq!(status, 200, "{answer}");
+    assert_eq!((&answer["choices"][0]["message"]["content"], &answer["model"]), (&ran["text"], &"s".into()));
+    // No decision model is here to ask.
+    let (status, refused) = native.request("POST", "/v1/systemone", "", BODY);
+    assert!((400..500).contains(&status), "{status} {refused}");
+    native.end("-TERM").ok();
+    // A bundle holds one sequence at a time, so that those who come together wait for each other.
+    let emulated = Server::start(&["-m", &format!("b={}", out.display()), "--engine", "emulator"]);
+    let answers: Vec<_> = std::thread::scope(|scope| {
+        let ask = || emulated.request("POST", "/v1/chat/completions", "", chat);
+        let asked: Vec<_> = (0..2).map(|_| scope.spawn(ask)).collect();
+        asked.into_iter().map(|asked| asked.join().unwrap()).collect()
+    });
+    assert!(answers.iter().all(|(status, _)| *status == 200), "{answers:?}");
+    assert_eq!(answers[0].1["choices"], answers[1].1["choices"]);
+    emulated.end("-TERM").ok();
 }

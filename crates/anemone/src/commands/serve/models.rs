@@ -45,10 +45,7 @@ impl Named {
             let label = || format!("--model {name}={}", place.as_deref().unwrap_or(&name));
             Routes::empty().insert(&name, place.as_deref().unwrap_or(&name)).with_context(label)?;
             let known = named.decisions.iter().chain(&named.languages).any(|(other, _)| *other == name);
-            ensure!(
-                !known,
-                "--model {given}: there is a model of the name {name} already; give each its own"
-            );
+            ensure!(!known, "--model {given}: there is a model of this name already; give each its own");
             let located = match &place {
                 Some(place) => model::locate(&source(place, args), shell)?,
                 None => None,
