@@ -1,0 +1,119 @@
+"""OpenAI's own client against the language routes of `anemone serve`, with the built-in model.
+
+openai_chat.py ANEMONE; ANEMONE is the binary. It needs the `openai` package. Exits 1 when anything is not as the package's types
+have it or says something else than it should.
+"""
+import json
+import re
+import signal
+import subprocess
+import sys
+
+import openai
+
+ASK = [{"role": "user", "content": "tell me a story about a fox."}]
+MODEL = "stories-lfm2"
+
+
+class Server:
+    def __init__(self, binary, *flags):
+        command = [binary, "serve", "--port", "0", *flags]
+        self.child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        line = self.child.stderr.readline()
+        self.url = re.search(r"http://\S+", line).group(0) + "/v1"
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.child.send_signal(signal.SIGTERM)
+        self.child.wait(60)
+
+
+def run(binary, *flags):
+    command = [binary, "run", "--json", "-q", "--chat", "--prompt", ASK[0]["content"], *flags]
+    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+
+
+def chats(client, binary):
+    greedy = {"model": MODEL, "messages": ASK, "temperature": 0, "extra_body": {"repetition_penalty": 1}}
+    expected = run(binary, "--greedy", "-n", "40")
+    answer = client.chat.completions.create(max_completion_tokens=40, **greedy)
+    assert answer.choices[0].message.content == expected["text"], answer
+    assert answer.choices[0].finish_reason == "length", answer
+    assert answer.usage.completion_tokens == 40 and answer.usage.prompt_tokens == expected["usage"]["prompt_tokens"], answer
+    options = {"include_usage": True}
+    with client.chat.completions.create(max_completion_tokens=40, stream=True, stream_options=options, **greedy) as stream:
+        chunks = list(stream)
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == expected["text"], text
+    assert chunks[-1].usage == answer.usage, chunks[-1]
+    stopped = client.chat.completions.create(max_completion_tokens=40, stop=[" little"], **greedy)
+    assert stopped.choices[0].message.content == expected["text"].split(" little")[0], stopped
+    assert stopped.choices[0].finish_reason == "stop", stopped
+
+
+def probabilities(client):
+    answer = client.chat.completions.create(
+        model=MODEL, messages=ASK, n=3, seed=4, temperature=1, max_tokens=8, logprobs=True, top_logprobs=3
+    )
+    assert [choice.index for choice in answer.choices] == [0, 1, 2], answer
+    assert len({choice.message.content for choice in answer.choices}) > 1, answer
+    for choice in answer.choices:
+        content = choice.logprobs.content
+        assert "".join(bytes(token.bytes).decode() for token in content) == choice.message.content, content
+        for token in content:
+            tops = [top.logprob for top in token.top_logprobs]
+            assert len(tops) == 3 and tops == sorted(tops, reverse=True) and token.logprob <= max(tops) <= 0, token
+    again = client.chat.completions.create(model=MODEL, messages=ASK, n=3, seed=4, temperature=1, max_tokens=8)
+    assert [c.message.content for c in again.choices] == [c.message.content for c in answer.choices], again
+
+
+def completions(client):
+    echoed = client.completions.create(model=MODEL, prompt="once upon a time", max_tokens=0, echo=True, logprobs=1)
+    choice = echoed.choices[0]
+    assert choice.text == "once upon a time" and choice.logprobs.token_logprobs[0] is None, choice
+    assert all(p <= 0 for p in choice.logprobs.token_logprobs[1:]), choice
+    several = client.completions.create(model=MODEL, prompt=["once", "one day"], max_tokens=4, temperature=0, n=2)
+    assert [c.index for c in several.choices] == [0, 1, 2, 3], several
+    assert several.choices[0].text == several.choices[1].text != several.choices[2].text, several
+    pieces = client.completions.create(model=MODEL, prompt="once", max_tokens=4, temperature=0, stream=True)
+    assert "".join(piece.choices[0].text for piece in pieces) == several.choices[0].text
+
+
+def errors(client):
+    def bad(kind, param, **request):
+        try:
+            client.chat.completions.create(**{"model": MODEL, "messages": ASK, **request})
+        except kind as error:
+            assert error.param == param and param in error.message, error
+        else:
+            raise AssertionError(f"{request} was answered")
+
+    bad(openai.BadRequestError, "temperature", temperature=9)
+    bad(openai.BadRequestError, "messages", messages=[])
+    bad(openai.BadRequestError, "nonsense", extra_body={"nonsense": 1})
+    bad(openai.NotFoundError, "model", model="gpt-9")
+    assert MODEL in [model.id for model in client.models.list()]
+
+
+def main(binary):
+    with Server(binary) as server:
+        client = openai.OpenAI(base_url=server.url, api_key="none", max_retries=0)
+        chats(client, binary)
+        probabilities(client)
+        completions(client)
+        errors(client)
+    with Server(binary, "--api-key", "sesame") as server:
+        for key, right in [("sesame", True), ("wrong", False)]:
+            client = openai.OpenAI(base_url=server.url, api_key=key, max_retries=0)
+            try:
+                client.chat.completions.create(model=MODEL, messages=ASK, max_tokens=1)
+                assert right
+            except openai.AuthenticationError:
+                assert not right
+    print("chats and completions: as OpenAI's client has them")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
