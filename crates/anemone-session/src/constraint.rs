@@ -1,8 +1,16 @@
 use crate::Result;
 
+mod calls;
+mod grammar;
+mod guide;
 mod mask;
+mod matched;
+mod vocabulary;
 
+pub use grammar::Grammar;
+pub use guide::{ConstraintOptions, Guide, Reasoning};
 pub use mask::TokenMask;
+pub use vocabulary::ConstraintVocabulary;
 
 /// Which tokens may come next, token by token.
 ///

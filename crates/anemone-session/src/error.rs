@@ -125,6 +125,14 @@ pub enum Error {
         /// Most that may.
         limit: usize,
     },
+    /// A schema, a grammar or the tools cannot constrain an output.
+    #[error("{what}: {problem}")]
+    Grammar {
+        /// `schema`, `regex`, `grammar`, `tools`, `tool_choice` or `constraint`.
+        what: &'static str,
+        /// What is wrong, with its place where known, and what to do.
+        problem: String,
+    },
     /// There is nothing to feed.
     #[error("the prompt is empty; give at least one token, or text that encodes to one")]
     EmptyPrompt,

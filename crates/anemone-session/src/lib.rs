@@ -38,7 +38,9 @@ mod traced;
 
 pub use batch::{Batch, BatchOptions, Job, OnProgress, Part, Progress, SequenceId, Together};
 pub use clock::Timestamp;
-pub use constraint::{Constraint, TokenMask};
+pub use constraint::{
+    Constraint, ConstraintOptions, ConstraintVocabulary, Grammar, Guide, Reasoning, TokenMask,
+};
 pub use conversation::{Conversation, Turn};
 pub use detokenizer::Detokenizer;
 pub use engine::{Engine, EngineError};
@@ -56,6 +58,7 @@ pub use stop::{StopMatcher, Stopped};
 pub use template::{ChatTemplate, RenderOptions, TemplateTokens};
 pub use tokenizer::{SpecialToken, Tokenizer};
 pub use tools::{
-    Answer, CallMarks, CallSyntax, Delta, OutputOptions, OutputParser, Tool, ToolCall, ToolFormat, Tools,
+    Answer, CallMarks, CallSyntax, Delta, OutputOptions, OutputParser, Tool, ToolCall, ToolChoice,
+    ToolFormat, Tools,
 };
 pub use traced::{EMBEDDING, FINAL_NORM, Tap, Traced};

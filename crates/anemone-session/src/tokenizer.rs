@@ -1,5 +1,6 @@
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 use serde_json::{Map, Value};
 use tokenizers::models::bpe::BPE;
@@ -29,7 +30,7 @@ pub struct SpecialToken {
 /// Truncation and padding stored in the file are switched off. Decoding is the decoder of the file and nothing
 /// else: `clean_up_tokenization_spaces` is not applied, so that a text comes back as it was encoded.
 pub struct Tokenizer {
-    inner: tokenizers::Tokenizer,
+    inner: Arc<tokenizers::Tokenizer>,
     vocab_size: usize,
     special: Vec<u32>,
     byte_level: Option<TokenBytes>,
@@ -64,7 +65,7 @@ impl Tokenizer {
         special.sort_unstable();
         let byte_level = head.byte_level.then(|| TokenBytes::new(vocab_size, |id| inner.id_to_token(id)));
         let mut tokenizer = Self {
-            inner,
+            inner: Arc::new(inner),
             vocab_size,
             special,
             byte_level,
@@ -161,6 +162,11 @@ impl Tokenizer {
         ids.sort_unstable();
         ids.dedup();
         ids
+    }
+
+    /// What encodes text.
+    pub(crate) fn text_only(&self) -> Arc<tokenizers::Tokenizer> {
+        self.inner.clone()
     }
 
     pub(crate) fn token_bytes(&self) -> Option<&TokenBytes> {

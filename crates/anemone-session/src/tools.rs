@@ -1,5 +1,6 @@
 mod block;
 mod call;
+mod choice;
 mod declared;
 mod format;
 mod literal;
@@ -8,6 +9,8 @@ mod parser;
 mod write;
 mod xml;
 
+pub use choice::ToolChoice;
+pub(crate) use declared::may_be_text;
 pub use declared::{Tool, Tools};
 pub use format::{CallMarks, CallSyntax, ToolFormat};
 pub use message::{Answer, ToolCall};

@@ -34,6 +34,19 @@ impl TokenMask {
         }
     }
 
+    /// Takes an id out of the set.
+    pub fn remove(&mut self, id: u32) {
+        if (id as usize) < self.len {
+            self.words[id as usize / 32] &= !(1 << (id % 32));
+        }
+    }
+
+    /// Puts every id into the set.
+    pub fn fill(&mut self) {
+        self.words.fill(u32::MAX);
+        self.cut();
+    }
+
     /// Bit `i % 32` of word `i / 32` is set if id `i` is in the set; bits beyond the last id are 0.
     pub fn words(&self) -> &[u32] {
         &self.words
@@ -58,6 +71,11 @@ impl TokenMask {
         let same = words.len().min(self.words.len());
         self.words[..same].copy_from_slice(&words[..same]);
         self.words[same..].fill(0);
+        self.cut();
+    }
+
+    /// Empties the bits beyond the last id.
+    fn cut(&mut self) {
         if let Some(last) = self.words.last_mut().filter(|_| !self.len.is_multiple_of(32)) {
             *last &= (1 << (self.len % 32)) - 1;
         }
@@ -98,5 +116,9 @@ mod tests {
         let mut whole = TokenMask::none(32);
         whole.set_words(&[u32::MAX]);
         assert_eq!(whole.count(), 32);
+        mask.fill();
+        mask.remove(39);
+        mask.remove(40);
+        assert_eq!(mask.count(), 39);
     }
 }

@@ -166,6 +166,11 @@ fn union(sets: impl Iterator<Item = Types>) -> Types {
     Types(sets.fold(0, |all, set| all | set.0))
 }
 
+/// Whether a value of the schema may be a string.
+pub(crate) fn may_be_text(schema: &Value) -> bool {
+    Types::of(schema, 8).has(Kind::String)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
