@@ -173,7 +173,7 @@ pub enum Error {
         problem: String,
     },
     /// The directory of a prefix cache cannot be used.
-    #[error("prefix cache {dir}: {source}; name a directory that can be made and written to")]
+    #[error("--prefix-cache {dir}: {source}; name a directory that can be made and written to")]
     PrefixCache {
         /// The directory.
         dir: String,

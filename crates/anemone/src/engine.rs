@@ -7,7 +7,9 @@ use anemone_cpu::{Arithmetic, LogitsOf, Snapshot};
 use anemone_emulator::{Emulator, Profile, Ranges};
 use anemone_kernels::Level;
 use anemone_models::Stack;
-use anemone_session::{Engine as _, EngineError, GraphEngine, LayerStates, Part, Tap, Together, Traced};
+use anemone_session::{
+    Block, BlockFormat, Engine as _, EngineError, GraphEngine, LayerStates, Part, Tap, Together, Traced,
+};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 
 use crate::args::EngineArgs;
@@ -275,6 +277,24 @@ impl anemone_session::Engine for Engine {
 
     fn reset(&mut self) {
         self.inner_mut().reset();
+    }
+
+    fn block_format(&self) -> Option<BlockFormat> {
+        let format = self.inner().block_format()?;
+        Some(match self {
+            Self::Cpu(_) => format,
+            Self::Emulator(e) => {
+                BlockFormat { text: format!("{} in {:?}", format.text, e.profile), ..format }
+            }
+        })
+    }
+
+    fn export(&self, index: usize) -> Option<Block> {
+        self.inner().export(index)
+    }
+
+    fn import(&mut self, blocks: &[Arc<Block>]) -> Result<(), EngineError> {
+        self.inner_mut().import(blocks)
     }
 }
 

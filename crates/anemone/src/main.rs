@@ -12,6 +12,7 @@ mod interrupt;
 mod machine;
 mod model;
 mod output;
+mod prefix;
 mod stats;
 
 use std::process::ExitCode;

@@ -15,6 +15,7 @@ use crate::args::{BundleArg, EngineArgs, ModelArgs, SamplingArgs};
 use crate::cli::Shell;
 use crate::generation::{self, Stream};
 use crate::model::{self, Loaded};
+use crate::prefix::{self, PrefixArgs};
 use crate::{files, interrupt, output, stats};
 
 /// Longest line that is read.
@@ -51,6 +52,11 @@ pub(crate) struct Args {
     engine: EngineArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
+    #[command(flatten)]
+    prefix: PrefixArgs,
+    /// Memory for beginnings the engine no longer holds, as after /reset; 0 for none
+    #[arg(long, value_name = "SIZE", default_value = "256M", help_heading = "Prefix cache", value_parser = prefix::size)]
+    prefix_cache_memory: u64,
 }
 
 pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
@@ -58,8 +64,9 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     let (loaded, tokenizer) =
         Loaded::with_tokenizer(&args.model.or_bundle(&args.bundle)?, &args.engine, 0, shell)?;
     let template = model::template(&loaded.checkpoint, &tokenizer)?;
-    let options =
+    let mut options =
         generation::options(&args.sampling, &loaded.checkpoint, &loaded.stack().model_type, &tokenizer)?;
+    options.prefix_cache = args.prefix.open(&loaded, args.prefix_cache_memory)?;
     let mut input = Input::new()?;
     if matches!(input, Input::Editor(_)) && !shell.quiet {
         output::note(&format!("{}: type a message, /help for commands", loaded.checkpoint.name()));

@@ -9,6 +9,7 @@ use crate::args::{BundleArg, EngineArgs, ModelArgs, SamplingArgs};
 use crate::cli::Shell;
 use crate::generation::{self, Stream};
 use crate::model::{self, Loaded};
+use crate::prefix::PrefixArgs;
 use crate::{demo, files, interrupt, output, stats};
 
 /// Generate text once
@@ -18,7 +19,8 @@ use crate::{demo, files, interrupt, output, stats};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  anemone run --prompt 'once upon a time' --seed 1 -n 100\n  \
                         anemone run --model ./LFM2-350M --chat --prompt 'Name three birds.' --json\n  \
-                        anemone run --bundle lfm2.bundle --engine emulator --prompt 'Once' -n 8")]
+                        anemone run --bundle lfm2.bundle --engine emulator --prompt 'Once' -n 8\n  \
+                        anemone run --file long.txt --prefix-cache ~/.cache/anemone-prefix")]
 #[allow(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 pub(crate) struct Args {
     /// Text to go on from; with the built-in model a story is asked for when there is none
@@ -50,6 +52,8 @@ pub(crate) struct Args {
     engine: EngineArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
+    #[command(flatten)]
+    prefix: PrefixArgs,
 }
 
 pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
@@ -61,6 +65,7 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     let mut options =
         generation::options(&args.sampling, &loaded.checkpoint, &loaded.stack().model_type, &tokenizer)?;
     options.skip_special = !args.show_special;
+    options.prefix_cache = args.prefix.open(&loaded, 0)?;
     let mut stream = Stream::new(!args.json, shell.quiet);
     let outcome =
         generate(&mut loaded.engine, &tokenizer, &ids, &options, &mut |event| stream.on_event(event))

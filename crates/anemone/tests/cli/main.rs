@@ -14,6 +14,7 @@ mod goldens;
 mod hub;
 mod inspect_decision;
 mod palettize;
+mod prefix;
 mod probe;
 mod reports;
 mod run;
