@@ -5,6 +5,7 @@
 //! the sequence steps back, so that any prefix of the latest pass can be kept. A state takes them in at once; what is stepped back
 //! over stays there unseen, since masks go by position, until other tokens take its place.
 
+mod blocks;
 mod caches;
 mod contract;
 mod layers;
@@ -12,6 +13,7 @@ mod masks;
 mod ports;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 use anemone_ane::{CachePlan, Pass};
 use anemone_bundle::{Bundle, BundleWeights};
@@ -21,7 +23,8 @@ use anemone_tensor::Tensor;
 use half::f16;
 
 use crate::traced::{EMBEDDING, FINAL_NORM};
-use crate::{Engine, EngineError, Tap, Traced};
+use crate::{Block, BlockFormat, Engine, EngineError, Tap, Traced};
+use blocks::Borders;
 use caches::{Caches, Saved};
 use contract::{ChunkContract, Contract, HeadContract, changed};
 pub use layers::LayerStates;
@@ -50,6 +53,10 @@ pub struct GraphEngine {
     pending: Option<Pending>,
     /// Ends of earlier calls with several tokens.
     marks: VecDeque<(usize, Saved)>,
+    /// Parts of blocks that later passes overwrite.
+    borders: Borders,
+    /// SHA-256 of the manifest.
+    bundle_hash: String,
     /// Whether the latest pass ends such a call.
     ends_call: bool,
     /// The one kind of pass to use.
@@ -90,6 +97,8 @@ impl GraphEngine {
         let chunk = |contract| Chunk { contract, loaded: BTreeMap::new(), states: States::new() };
         let chunks: Vec<Chunk> = contract.chunks.into_iter().map(chunk).collect();
         let head = |contract| Head { contract, loaded: BTreeMap::new() };
+        let manifest = serde_json::to_vec(bundle.manifest()).map_err(EngineError::new)?;
+        let bundle_hash = anemone_bundle::sha256(&manifest);
         let options = &bundle.manifest().options;
         Ok(Self {
             ropes: ropes.into_iter().map(|rope| (rope, rope.frequencies())).collect(),
@@ -106,6 +115,8 @@ impl GraphEngine {
             written: 0,
             pending: None,
             marks: VecDeque::new(),
+            borders: Borders::new(),
+            bundle_hash,
             ends_call: false,
             only: None,
             inside: None,
@@ -266,6 +277,7 @@ impl GraphEngine {
             new_rows.push(named);
         }
         self.pending = Some(Pending { tokens: tokens.len(), rows: new_rows });
+        self.pass_borders();
         Ok(x)
     }
 
@@ -368,6 +380,17 @@ impl GraphEngine {
         }
     }
 
+    fn clear(&mut self) {
+        self.pending = None;
+        self.marks.clear();
+        self.borders.clear();
+        self.ends_call = false;
+        self.committed = 0;
+        self.written = 0;
+        self.caches.clear();
+        self.chunks.iter_mut().for_each(|c| c.states.clear());
+    }
+
     /// The latest mark at or before `position`.
     fn marked(&self, position: usize) -> Option<usize> {
         self.marks.iter().map(|(at, _)| *at).rfind(|at| *at <= position)
@@ -415,6 +438,7 @@ impl Engine for GraphEngine {
             return Ok(());
         }
         if (self.committed.max(self.first_shown())..=self.position()).contains(&position) {
+            self.borders.retain(|(at, _)| *at <= position);
             self.commit(position - self.committed);
             return Ok(());
         }
@@ -426,6 +450,7 @@ impl Engine for GraphEngine {
             )));
         }
         self.marks.retain(|(at, _)| *at <= position);
+        self.borders.retain(|(at, _)| *at <= position);
         if let Some((_, saved)) = self.marks.back() {
             self.caches.restore(saved);
         }
@@ -435,13 +460,19 @@ impl Engine for GraphEngine {
     }
 
     fn reset(&mut self) {
-        self.pending = None;
-        self.marks.clear();
-        self.ends_call = false;
-        self.committed = 0;
-        self.written = 0;
-        self.caches.clear();
-        self.chunks.iter_mut().for_each(|c| c.states.clear());
+        self.clear();
+    }
+
+    fn block_format(&self) -> Option<BlockFormat> {
+        Some(self.format_of_blocks())
+    }
+
+    fn export(&self, index: usize) -> Option<Block> {
+        self.export_block(index)
+    }
+
+    fn import(&mut self, blocks: &[Arc<Block>]) -> Result<(), EngineError> {
+        self.import_blocks(blocks)
     }
 }
 

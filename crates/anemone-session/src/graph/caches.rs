@@ -38,6 +38,10 @@ impl Caches {
         self.arrays.get(name)
     }
 
+    pub(super) fn get_mut(&mut self, name: &str) -> Option<&mut Array> {
+        self.arrays.get_mut(name)
+    }
+
     pub(super) fn clear(&mut self) {
         self.arrays.values_mut().for_each(|a| a.data.fill(0.0));
     }
