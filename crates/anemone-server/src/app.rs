@@ -15,7 +15,7 @@ use crate::openai::refusal::{ApiError, Checked};
 use crate::openai::{chat as chats, completions, tokens};
 use crate::refusal::{Refusal, json};
 use crate::worker::Worker;
-use crate::{Error, Result, body, decisions, metrics, models, systemone};
+use crate::{Error, Result, anthropic, body, decisions, metrics, models, systemone};
 
 /// How requests are let in and answered.
 #[derive(Debug, Clone)]
@@ -90,6 +90,7 @@ impl App {
             .route("/v1/decisions", post(decide))
             .route("/v1/chat/completions", post(chat))
             .route("/v1/completions", post(complete))
+            .route("/v1/messages", post(message))
             .route("/tokenize", post(tokenize))
             .route("/detokenize", post(detokenize))
             .route("/v1/systemone", post(one))
@@ -210,6 +211,10 @@ async fn chat(State(app): State<App>, request: Request) -> Response {
 
 async fn complete(State(app): State<App>, request: Request) -> Response {
     completions::create(&app, request).await.unwrap_or_else(IntoResponse::into_response)
+}
+
+async fn message(State(app): State<App>, request: Request) -> Response {
+    anthropic::create(&app, request).await
 }
 
 async fn tokenize(State(app): State<App>, request: Request) -> Response {

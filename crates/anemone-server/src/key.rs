@@ -6,7 +6,7 @@ use subtle::ConstantTimeEq;
 
 use crate::{Error, Result};
 
-/// The key clients show as `Authorization: Bearer KEY`.
+/// The key clients show as `Authorization: Bearer KEY`, or as `x-api-key: KEY`.
 #[derive(Clone)]
 pub struct Key(Vec<u8>);
 
@@ -24,6 +24,9 @@ impl Key {
 
     /// Whether a request shows it. The time it takes says nothing about how much of it is right.
     pub(crate) fn is_shown(&self, headers: &HeaderMap) -> bool {
+        if let Some(given) = headers.get("x-api-key") {
+            return bool::from(given.as_bytes().ct_eq(&self.0));
+        }
         let Some(value) = headers.get(AUTHORIZATION) else { return false };
         let Some((scheme, given)) = value.as_bytes().split_at_checked(b"Bearer ".len()) else { return false };
         scheme.eq_ignore_ascii_case(b"Bearer ") && bool::from(given.trim_ascii().ct_eq(&self.0))
@@ -60,6 +63,10 @@ mod tests {
             assert!(!shown(wrong), "{wrong:?}");
         }
         assert!(!key.is_shown(&HeaderMap::new()));
+        let own = |value: &'static str| {
+            key.is_shown(&HeaderMap::from_iter([("x-api-key".parse().unwrap(), value.parse().unwrap())]))
+        };
+        assert!(own("sesame") && !own("sesam") && !own("sesame1"));
         assert!(Key::new("").is_err() && Key::new("a b").is_err() && Key::new("é").is_err());
         assert_eq!(format!("{key:?}"), "Key(..)");
     }

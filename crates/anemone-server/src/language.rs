@@ -3,10 +3,11 @@
 mod meters;
 mod worker;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use anemone_session::{
-    BatchOptions, ChatTemplate, GenerateOptions, Generation, Job, Together, Tokenizer, ToolFormat,
+    BatchOptions, ChatTemplate, ConstraintVocabulary, GenerateOptions, Generation, Job, Together, Tokenizer,
+    ToolFormat,
 };
 use tokio::sync::{mpsc, oneshot};
 
@@ -40,6 +41,8 @@ struct Inner {
     name: String,
     tokenizer: Arc<Tokenizer>,
     template: ChatTemplate,
+    /// What constraints are made from, once one was asked for.
+    constraints: OnceLock<ConstraintVocabulary>,
     format: ToolFormat,
     defaults: GenerateOptions,
     context_len: usize,
@@ -88,6 +91,7 @@ impl Language {
             name,
             tokenizer,
             template,
+            constraints: OnceLock::new(),
             format,
             defaults,
             context_len,
@@ -111,6 +115,20 @@ impl Language {
 
     pub(crate) fn format(&self) -> ToolFormat {
         self.0.format
+    }
+
+    /// Whether the model may reason before it answers.
+    pub(crate) fn reasons(&self) -> bool {
+        self.0.template.source().contains("think")
+    }
+
+    /// What constraints are made from; laid out when first asked for, which takes a moment.
+    pub(crate) fn constraints(&self) -> anemone_session::Result<&ConstraintVocabulary> {
+        if let Some(known) = self.0.constraints.get() {
+            return Ok(known);
+        }
+        let made = ConstraintVocabulary::new(&self.0.tokenizer, &self.0.defaults.stop_ids)?;
+        Ok(self.0.constraints.get_or_init(|| made))
     }
 
     pub(crate) fn defaults(&self) -> &GenerateOptions {

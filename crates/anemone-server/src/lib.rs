@@ -7,6 +7,7 @@
 //! [`Router`]: anemone_decide::Router
 
 mod answers;
+mod anthropic;
 mod app;
 mod body;
 mod decisions;

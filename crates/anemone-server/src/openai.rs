@@ -1,12 +1,13 @@
 //! OpenAI's routes for language models.
 
 pub(crate) mod chat;
+pub(crate) mod choice;
 pub(crate) mod completions;
-mod fields;
-mod generation;
-mod prompt;
+pub(crate) mod fields;
+pub(crate) mod generation;
+pub(crate) mod prompt;
 pub(crate) mod refusal;
-mod stream;
+pub(crate) mod stream;
 pub(crate) mod tokens;
 
 use std::hash::{BuildHasher, Hasher, RandomState};

@@ -1,13 +1,14 @@
 //! `/v1/chat/completions`.
 
-use anemone_session::{Answer, Delta, FinishReason, Generation, Job, OutputParser};
+use anemone_session::{Delta, Grammar, Job, ToolChoice};
 use axum::extract::Request;
 use axum::response::{IntoResponse as _, Response};
 use serde_json::{Map, Value, json};
 
+use super::choice::{Choice, End, Taken};
 use super::fields::Fields;
 use super::generation::{Common, Usage};
-use super::prompt::{self, Prompt};
+use super::prompt::{self, Prompt, Wishes};
 use super::refusal::{ApiError, Checked, respond};
 use super::stream::{self, Chunks};
 use super::{now, tokens, unique};
@@ -31,6 +32,28 @@ pub(crate) async fn create(app: &App, request: Request) -> Checked<Response> {
     chat.collect(updates).await
 }
 
+/// The form an answer must have.
+fn form(format: &Value) -> Checked<Option<Grammar>> {
+    let wrong = |problem: &str| Err(ApiError::field("response_format", problem));
+    match format.get("type").and_then(Value::as_str) {
+        Some("text") => Ok(None),
+        Some("json_object") => Ok(Some(Grammar::JsonObject)),
+        Some("json_schema") => match format.get("json_schema").and_then(|spec| spec.get("schema")) {
+            Some(schema) => Ok(Some(Grammar::JsonSchema(schema.clone()))),
+            None => wrong("has no json_schema.schema; give the schema there"),
+        },
+        _ => wrong("must have the type 'text', 'json_object' or 'json_schema'"),
+    }
+}
+
+fn finish_reason(end: &End) -> &'static str {
+    match end {
+        End::Stop | End::StopString(_) => "stop",
+        End::Length => "length",
+        End::Calls => "tool_calls",
+    }
+}
+
 /// A request that is being answered.
 struct Chat {
     language: Language,
@@ -40,47 +63,9 @@ struct Chat {
     include_usage: bool,
     logprobs: bool,
     choices: Vec<Choice>,
+    /// Log probabilities that were not sent yet.
+    tokens: Vec<Vec<Value>>,
     usage: Usage,
-}
-
-/// A continuation on its way.
-struct Choice {
-    parser: OutputParser,
-    answer: Answer,
-    call_ids: Vec<String>,
-    logprobs: Vec<Value>,
-    reasoning_tokens: usize,
-    finish: Option<&'static str>,
-}
-
-impl Choice {
-    /// Adds what the parser gave, and names the calls that begin.
-    fn add(&mut self, deltas: &[Delta]) {
-        for delta in deltas {
-            if matches!(delta, Delta::CallStart { .. }) {
-                self.call_ids.push(unique("call_"));
-            }
-            self.answer.push(delta);
-        }
-    }
-
-    fn end(&mut self, generation: &Generation) -> Vec<Delta> {
-        let deltas = self.parser.finish();
-        self.add(&deltas);
-        self.finish = Some(match generation.finish_reason {
-            FinishReason::Length(_) => "length",
-            _ if self.parser.has_calls() => "tool_calls",
-            _ => "stop",
-        });
-        deltas
-    }
-
-    fn take_logprobs(&mut self, asked: bool) -> Value {
-        if !asked {
-            return Value::Null;
-        }
-        json!({"content": std::mem::take(&mut self.logprobs), "refusal": null})
-    }
 }
 
 impl Chat {
@@ -89,12 +74,11 @@ impl Chat {
         let language = app.language(fields.take::<String>("model", "a string")?.as_deref())?;
         let messages = prompt::messages(fields.value("messages"))?;
         let (tools, declared) = prompt::tools(&mut fields)?;
-        let calls = match fields.value("tool_choice") {
-            None => true,
-            Some(Value::String(choice)) if choice == "auto" => true,
-            Some(Value::String(choice)) if choice == "none" => false,
-            Some(_) => return Err(ApiError::field("tool_choice", "must be 'auto' or 'none'")),
-        };
+        let choice = fields.value("tool_choice").unwrap_or(Value::Null);
+        let choice =
+            ToolChoice::from_json(&choice).map_err(|error| ApiError::session(&error, "tool_choice"))?;
+        let parallel = fields.take("parallel_tool_calls", "true or false")?.unwrap_or(true);
+        let answer = fields.value("response_format").as_ref().map_or(Ok(None), form)?;
         let completion = fields.count("max_completion_tokens", 0..=usize::MAX)?;
         let mut common = Common::read(&mut fields, &language)?;
         common.options.max_new_tokens = completion.or(common.options.max_new_tokens);
@@ -117,26 +101,14 @@ impl Chat {
         {
             return Err(ApiError::field("modalities", "must be [\"text\"]"));
         }
-        if let Some(format) = fields.value("response_format")
-            && format.get("type").and_then(Value::as_str) != Some("text")
-        {
-            return Err(ApiError::field("response_format", "must be {\"type\": \"text\"}"));
-        }
-        fields.ignore(&["parallel_tool_calls", "prediction", "reasoning_effort", "verbosity"]);
+        fields.ignore(&["prediction", "reasoning_effort", "verbosity"]);
         fields.finish()?;
-        let mut prompt = Prompt::render(&language, &messages, &tools, declared, kwargs)?;
-        prompt.output.calls &= calls;
-        let continuations = common.each(common.n).into_iter().map(|options| (options, None)).collect();
-        let choice = || Choice {
-            parser: OutputParser::new(prompt.output.clone()),
-            answer: Answer::default(),
-            call_ids: Vec::new(),
-            logprobs: Vec::new(),
-            reasoning_tokens: 0,
-            finish: None,
-        };
+        let wishes = Wishes { tools, declared, choice, parallel, answer, kwargs };
+        let prompt = Prompt::render(&language, &messages, wishes)?;
+        let job = prompt.job(common.each(common.n));
         let chat = Self {
-            choices: (0..common.n).map(|_| choice()).collect(),
+            choices: (0..common.n).map(|_| Choice::new(prompt.output.clone())).collect(),
+            tokens: vec![Vec::new(); common.n],
             language,
             id: unique("chatcmpl-"),
             created: now(),
@@ -145,43 +117,44 @@ impl Chat {
             logprobs,
             usage: Usage::default(),
         };
-        Ok((chat, Job { prompt: prompt.ids, continuations }))
+        Ok((chat, job))
     }
 
     /// Takes a step; gives the deltas of the message, or what went wrong.
     fn take(&mut self, number: usize, update: Update) -> Checked<Vec<Delta>> {
         let choice = &mut self.choices[number];
-        match update {
-            Update::Prefill | Update::PromptToken { .. } => Ok(Vec::new()),
-            Update::Token { id, logprob, top } => {
-                choice.reasoning_tokens += usize::from(choice.parser.is_reasoning());
+        match choice.take(update, "call_")? {
+            Taken::Nothing => Ok(Vec::new()),
+            Taken::Token { id, logprob, top } => {
                 if self.logprobs {
-                    choice.logprobs.push(tokens::logprob(self.language.tokenizer(), id, logprob, &top));
+                    self.tokens[number].push(tokens::logprob(self.language.tokenizer(), id, logprob, &top));
                 }
                 Ok(Vec::new())
             }
-            Update::Text(text) => {
-                let deltas = choice.parser.push(&text);
-                choice.add(&deltas);
-                Ok(deltas)
-            }
-            Update::Finished(generation) => {
-                let deltas = choice.end(&generation);
+            Taken::Deltas(deltas) => Ok(deltas),
+            Taken::Ended(deltas, generation) => {
                 self.usage.add(&generation, number == 0, choice.reasoning_tokens);
                 Ok(deltas)
             }
-            Update::Failed => Err(ApiError::failed()),
         }
     }
 
+    fn take_logprobs(&mut self, number: usize) -> Value {
+        if !self.logprobs {
+            return Value::Null;
+        }
+        json!({"content": std::mem::take(&mut self.tokens[number]), "refusal": null})
+    }
+
     async fn collect(mut self, mut updates: crate::language::Updates) -> Checked<Response> {
-        while self.choices.iter().any(|choice| choice.finish.is_none()) {
+        while self.choices.iter().any(|choice| choice.end.is_none()) {
             let (number, update) = updates.recv().await.ok_or_else(ApiError::failed)?;
             self.take(number, update)?;
         }
         let mut choices = Vec::with_capacity(self.choices.len());
-        for (index, choice) in self.choices.iter_mut().enumerate() {
-            let logprobs = choice.take_logprobs(self.logprobs);
+        for index in 0..self.choices.len() {
+            let logprobs = self.take_logprobs(index);
+            let choice = &self.choices[index];
             let ids = &choice.call_ids;
             let calls = choice.answer.tool_calls(|i| ids[i].clone());
             let answer = &choice.answer;
@@ -196,7 +169,7 @@ impl Chat {
                 }
             }
             choices.push(json!({
-                "index": index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish,
+                "index": index, "message": message, "logprobs": logprobs, "finish_reason": choice.end.as_ref().map(finish_reason),
             }));
         }
         Ok(respond(&json!({
@@ -226,7 +199,7 @@ impl Chat {
     }
 
     fn delta(&mut self, index: usize, delta: &Value, finish: Option<&str>) -> Value {
-        let logprobs = self.choices[index].take_logprobs(self.logprobs);
+        let logprobs = self.take_logprobs(index);
         self.chunk(&json!([{"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}]))
     }
 }
@@ -237,8 +210,8 @@ impl Chunks for Chat {
         (0..self.choices.len()).map(|i| self.delta(i, &role, None)).collect()
     }
 
-    fn update(&mut self, number: usize, update: Update) -> Result<Vec<Value>, Value> {
-        let deltas = self.take(number, update).map_err(|error| error.body())?;
+    fn update(&mut self, number: usize, update: Update) -> Checked<Vec<Value>> {
+        let deltas = self.take(number, update)?;
         let mut chunks = Vec::with_capacity(deltas.len());
         for delta in deltas {
             let delta = match delta {
@@ -256,7 +229,7 @@ impl Chunks for Chat {
             };
             chunks.push(self.delta(number, &delta, None));
         }
-        if let Some(finish) = self.choices[number].finish {
+        if let Some(finish) = self.choices[number].end.as_ref().map(finish_reason) {
             chunks.push(self.delta(number, &json!({}), Some(finish)));
         }
         Ok(chunks)

@@ -291,9 +291,9 @@ impl Chunks for Completion {
         echoes.into_iter().map(|i| self.piece(i)).collect()
     }
 
-    fn update(&mut self, number: usize, update: Update) -> Result<Vec<Value>, Value> {
+    fn update(&mut self, number: usize, update: Update) -> Checked<Vec<Value>> {
         let shown = matches!(update, Update::Text(_) | Update::Finished(_));
-        self.take(number, update).map_err(|error| error.body())?;
+        self.take(number, update)?;
         Ok(if shown { vec![self.piece(number)] } else { Vec::new() })
     }
 

@@ -7,11 +7,11 @@ use super::refusal::{ApiError, Checked};
 
 /// The fields of a request that are still to be read; `null` counts as absent.
 #[derive(Debug)]
-pub(super) struct Fields(Map<String, Value>);
+pub(crate) struct Fields(Map<String, Value>);
 
 impl Fields {
     /// The fields of a body.
-    pub(super) fn parse(bytes: &[u8]) -> Checked<Self> {
+    pub(crate) fn parse(bytes: &[u8]) -> Checked<Self> {
         let bad = |message: String| ApiError::new(axum::http::StatusCode::BAD_REQUEST, message);
         let value: Value = serde_json::from_slice(bytes)
             .map_err(|error| bad(format!("the request body is not valid JSON: {error}")))?;
@@ -23,23 +23,23 @@ impl Fields {
     }
 
     /// A field of any kind.
-    pub(super) fn value(&mut self, key: &str) -> Option<Value> {
+    pub(crate) fn value(&mut self, key: &str) -> Option<Value> {
         self.0.remove(key)
     }
 
     /// A field of a type, which `expected` tells in words.
-    pub(super) fn take<T: DeserializeOwned>(&mut self, key: &str, expected: &str) -> Checked<Option<T>> {
+    pub(crate) fn take<T: DeserializeOwned>(&mut self, key: &str, expected: &str) -> Checked<Option<T>> {
         let Some(value) = self.0.remove(key) else { return Ok(None) };
         let parsed = serde_json::from_value(value);
         parsed.map(Some).map_err(|_| ApiError::field(key, &format!("must be {expected}")))
     }
 
-    pub(super) fn flag(&mut self, key: &str) -> Checked<bool> {
+    pub(crate) fn flag(&mut self, key: &str) -> Checked<bool> {
         Ok(self.take(key, "true or false")?.unwrap_or(false))
     }
 
     /// A number within a range.
-    pub(super) fn number(&mut self, key: &str, range: RangeInclusive<f32>) -> Checked<Option<f32>> {
+    pub(crate) fn number(&mut self, key: &str, range: RangeInclusive<f32>) -> Checked<Option<f32>> {
         let expected = format!("a number from {} to {}", range.start(), range.end());
         let value: Option<f32> = self.take(key, &expected)?;
         match value.filter(|v| !range.contains(v)) {
@@ -49,7 +49,7 @@ impl Fields {
     }
 
     /// An integer within a range.
-    pub(super) fn count(&mut self, key: &str, range: RangeInclusive<usize>) -> Checked<Option<usize>> {
+    pub(crate) fn count(&mut self, key: &str, range: RangeInclusive<usize>) -> Checked<Option<usize>> {
         let expected = if *range.end() == usize::MAX {
             format!("an integer, {} or more", range.start())
         } else {
@@ -63,19 +63,19 @@ impl Fields {
     }
 
     /// Fields that change nothing here, nor would it be noticed.
-    pub(super) fn ignore(&mut self, keys: &[&str]) {
+    pub(crate) fn ignore(&mut self, keys: &[&str]) {
         for key in keys {
             self.0.remove(*key);
         }
     }
 
     /// Refuses a field that is not supported.
-    pub(super) fn refuse(&mut self, key: &str, why: &str) -> Checked<()> {
+    pub(crate) fn refuse(&mut self, key: &str, why: &str) -> Checked<()> {
         if self.0.remove(key).is_some() { Err(ApiError::field(key, why)) } else { Ok(()) }
     }
 
     /// Errors when a field is left that nobody knows.
-    pub(super) fn finish(self) -> Checked<()> {
+    pub(crate) fn finish(self) -> Checked<()> {
         match self.0.keys().next() {
             Some(key) => Err(ApiError::field(key.as_str(), "is no field of this request; leave it out")),
             None => Ok(()),

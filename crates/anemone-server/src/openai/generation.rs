@@ -114,16 +114,16 @@ fn bias(fields: &mut Fields, language: &Language) -> Checked<Vec<(u32, f32)>> {
 
 /// What a request's prompt and continuations came to.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Usage {
-    prompt: usize,
-    cached: usize,
-    completion: usize,
-    reasoning: usize,
+pub(crate) struct Usage {
+    pub(crate) prompt: usize,
+    pub(crate) cached: usize,
+    pub(crate) completion: usize,
+    pub(crate) reasoning: usize,
 }
 
 impl Usage {
     /// Adds a continuation of a prompt; `first` counts the prompt too.
-    pub(super) fn add(&mut self, generation: &Generation, first: bool, reasoning: usize) {
+    pub(crate) fn add(&mut self, generation: &Generation, first: bool, reasoning: usize) {
         if first {
             self.prompt += generation.usage.prompt_tokens;
             self.cached += generation.usage.cached_tokens;
@@ -132,7 +132,7 @@ impl Usage {
         self.reasoning += reasoning;
     }
 
-    pub(super) fn json(self) -> Value {
+    pub(crate) fn json(self) -> Value {
         json!({
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,

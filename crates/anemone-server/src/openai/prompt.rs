@@ -1,4 +1,7 @@
-use anemone_session::{Message, OutputOptions, RenderOptions, Tools};
+use anemone_session::{
+    Constraint, ConstraintOptions, GenerateOptions, Grammar, Guide, Job, Message, OutputOptions, Reasoning,
+    RenderOptions, ToolChoice, Tools,
+};
 use serde_json::{Map, Value};
 
 use super::fields::Fields;
@@ -7,14 +10,16 @@ use crate::language::Language;
 
 /// A conversation as a model reads it.
 #[derive(Debug)]
-pub(super) struct Prompt {
-    pub(super) ids: Vec<u32>,
+pub(crate) struct Prompt {
+    pub(crate) ids: Vec<u32>,
     /// How its answer is read.
-    pub(super) output: OutputOptions,
+    pub(crate) output: OutputOptions,
+    /// What its answer must be.
+    guide: Option<Guide>,
 }
 
 /// The messages of a request, those of developers as those of the system.
-pub(super) fn messages(value: Option<Value>) -> Checked<Vec<Message>> {
+pub(crate) fn messages(value: Option<Value>) -> Checked<Vec<Message>> {
     let expected = || ApiError::field("messages", "must be a list of messages, not empty");
     let Some(Value::Array(list)) = value else { return Err(expected()) };
     if list.is_empty() {
@@ -67,7 +72,7 @@ fn message(index: usize, value: Value) -> Checked<Message> {
 }
 
 /// The functions offered.
-pub(super) fn tools(fields: &mut Fields) -> Checked<(Vec<Value>, Tools)> {
+pub(crate) fn tools(fields: &mut Fields) -> Checked<(Vec<Value>, Tools)> {
     let list: Vec<Value> = fields.take("tools", "a list of functions")?.unwrap_or_default();
     for (i, tool) in list.iter().enumerate() {
         if tool.get("type").and_then(Value::as_str).is_some_and(|kind| kind != "function") {
@@ -78,27 +83,66 @@ pub(super) fn tools(fields: &mut Fields) -> Checked<(Vec<Value>, Tools)> {
     Ok((list, tools))
 }
 
+/// What a conversation asks for beside its answer.
+#[derive(Debug, Default)]
+pub(crate) struct Wishes {
+    /// Functions as they came, for the template.
+    pub(crate) tools: Vec<Value>,
+    /// The same, read.
+    pub(crate) declared: Tools,
+    pub(crate) choice: ToolChoice,
+    pub(crate) parallel: bool,
+    /// The form of the answer's text.
+    pub(crate) answer: Option<Grammar>,
+    /// Variables for the template.
+    pub(crate) kwargs: Map<String, Value>,
+}
+
 impl Prompt {
     /// Renders and encodes a conversation.
-    pub(super) fn render(
-        language: &Language,
-        messages: &[Message],
-        tools: &[Value],
-        declared: Tools,
-        kwargs: Map<String, Value>,
-    ) -> Checked<Self> {
-        let options =
-            RenderOptions { tools: (!tools.is_empty()).then_some(tools), kwargs, ..RenderOptions::default() };
+    pub(crate) fn render(language: &Language, messages: &[Message], wishes: Wishes) -> Checked<Self> {
+        let Wishes { tools, declared, choice, parallel, answer, kwargs } = wishes;
+        let options = RenderOptions {
+            tools: (!tools.is_empty()).then_some(&tools),
+            kwargs,
+            ..RenderOptions::default()
+        };
         let of = |error: &anemone_session::Error| ApiError::session(error, "messages");
         let text = language.template().render(messages, &options).map_err(|error| of(&error))?;
         let ids = language.tokenizer().encode(&text, false).map_err(|error| of(&error))?;
+        let reasoning_open = OutputOptions::opens_reasoning(&text);
+        let reasoning = match reasoning_open {
+            true => Reasoning::Open,
+            false if language.reasons() => Reasoning::Allowed,
+            false => Reasoning::None,
+        };
+        let guide = if answer.is_none() && (declared.is_empty() || choice == ToolChoice::None) {
+            None
+        } else {
+            let asked = ConstraintOptions {
+                answer: answer.as_ref(),
+                tools: Some(&declared),
+                choice: choice.clone(),
+                parallel,
+                format: language.format(),
+                reasoning,
+            };
+            language.constraints().and_then(|c| c.guide(&asked)).map_err(|error| of(&error))?
+        };
         let output = OutputOptions {
             format: language.format(),
-            reasoning_open: OutputOptions::opens_reasoning(&text),
-            calls: !declared.is_empty(),
+            reasoning_open,
+            calls: !declared.is_empty() && choice != ToolChoice::None,
             tools: declared,
             ..OutputOptions::default()
         };
-        Ok(Self { ids, output })
+        Ok(Self { ids, output, guide })
+    }
+
+    /// The job of continuations with these options.
+    pub(crate) fn job(&self, each: Vec<GenerateOptions>) -> Job {
+        let constraint = || self.guide.clone().map(|guide| Box::new(guide) as Box<dyn Constraint>);
+        let continuations = each.into_iter().map(|options| (options, constraint())).collect();
+        Job { prompt: self.ids.clone(), continuations }
     }
 }

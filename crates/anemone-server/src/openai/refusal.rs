@@ -63,6 +63,10 @@ impl ApiError {
                 param: Some(format!("messages[{index}].{key}")),
                 ..Self::new(StatusCode::BAD_REQUEST, message)
             },
+            Error::Grammar { what, .. } => {
+                let param = if *what == "schema" { "response_format" } else { what };
+                Self { param: Some(param.to_owned()), ..Self::new(StatusCode::BAD_REQUEST, message) }
+            }
             Error::EmptyPrompt
             | Error::TokenOutOfRange { .. }
             | Error::TemplateRefused { .. }

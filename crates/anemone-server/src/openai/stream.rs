@@ -7,18 +7,27 @@ use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use serde_json::Value;
 
+use super::refusal::{ApiError, Checked};
 use crate::language::{Update, Updates};
 
 /// Time without a word after which the client is told that the request is still worked on.
 const QUIET: Duration = Duration::from_secs(10);
 
 /// Makes the chunks of a streamed answer.
-pub(super) trait Chunks: Send + 'static {
+pub(crate) trait Chunks: Send + 'static {
+    /// Whether events are named by the `type` of their data, and none says that it was the last.
+    const NAMED: bool = false;
+
     /// What to send at the beginning.
     fn begin(&mut self) -> Vec<Value>;
 
-    /// What to send for a step of a continuation; `None` breaks the stream off after an error that was sent.
-    fn update(&mut self, number: usize, update: Update) -> Result<Vec<Value>, Value>;
+    /// What to send for a step of a continuation; an error is sent and ends the stream.
+    fn update(&mut self, number: usize, update: Update) -> Checked<Vec<Value>>;
+
+    /// An error as the stream tells it.
+    fn failed(&self, error: &ApiError) -> Value {
+        error.body()
+    }
 
     /// What to send when all continuations have ended.
     fn end(&mut self) -> Vec<Value>;
@@ -34,18 +43,26 @@ struct State<C> {
 
 impl<C: Chunks> State<C> {
     fn queue(&mut self, chunks: Vec<Value>) {
-        self.ready.extend(chunks.into_iter().map(|chunk| Event::default().data(chunk.to_string())));
+        self.ready.extend(chunks.into_iter().map(|chunk| {
+            let event = Event::default().data(chunk.to_string());
+            match chunk.get("type").and_then(Value::as_str).filter(|_| C::NAMED) {
+                Some(name) => event.event(name),
+                None => event,
+            }
+        }));
     }
 
     fn finish(&mut self) {
-        self.ready.push_back(Event::default().data("[DONE]"));
+        if !C::NAMED {
+            self.ready.push_back(Event::default().data("[DONE]"));
+        }
         self.done = true;
     }
 
     /// Takes the next step of the model.
     async fn advance(&mut self) {
         let Some((number, update)) = self.updates.recv().await else {
-            let lost = super::refusal::ApiError::failed().body();
+            let lost = self.chunks.failed(&ApiError::failed());
             self.queue(vec![lost]);
             self.done = true;
             return;
@@ -54,7 +71,8 @@ impl<C: Chunks> State<C> {
         match self.chunks.update(number, update) {
             Ok(chunks) => self.queue(chunks),
             Err(error) => {
-                self.queue(vec![error]);
+                let told = self.chunks.failed(&error);
+                self.queue(vec![told]);
                 self.done = true;
                 return;
             }
@@ -69,7 +87,7 @@ impl<C: Chunks> State<C> {
 }
 
 /// Streams an answer as server-sent events; when the client goes, the model stops.
-pub(super) fn respond(updates: Updates, continuations: usize, mut chunks: impl Chunks) -> Response {
+pub(crate) fn respond(updates: Updates, continuations: usize, mut chunks: impl Chunks) -> Response {
     let begin = chunks.begin();
     let mut state = State { updates, chunks, ready: VecDeque::new(), left: continuations, done: false };
     state.queue(begin);

@@ -1,12 +1,12 @@
 //! Tokens as clients see them, and `/tokenize` and `/detokenize`.
 
-use anemone_session::Tokenizer;
+use anemone_session::{Tokenizer, ToolChoice};
 use axum::extract::Request;
 use axum::response::Response;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::fields::Fields;
-use super::prompt::{self, Prompt};
+use super::prompt::{self, Prompt, Wishes};
 use super::refusal::{ApiError, Checked, respond};
 use crate::app::App;
 
@@ -48,7 +48,8 @@ pub(crate) async fn tokenize(app: &App, request: Request) -> Checked<Response> {
             (None, messages @ Some(_)) => {
                 let messages = prompt::messages(messages)?;
                 let (tools, declared) = prompt::tools(&mut fields)?;
-                Prompt::render(&language, &messages, &tools, declared, Map::new())?.ids
+                let wishes = Wishes { tools, declared, choice: ToolChoice::None, ..Wishes::default() };
+                Prompt::render(&language, &messages, wishes)?.ids
             }
             _ => return Err(ApiError::field("prompt", "or 'messages' must be given, and not both")),
         };
