@@ -11,6 +11,7 @@ const MAX_HELD: usize = 64;
 pub struct Detokenizer<'t> {
     tokenizer: &'t Tokenizer,
     skip_special: bool,
+    kept: Vec<u32>,
     mode: Mode,
     piece: String,
 }
@@ -38,13 +39,20 @@ impl<'t> Detokenizer<'t> {
             Some(_) => Mode::Bytes(Vec::new()),
             None => Mode::Window(Window::default()),
         };
-        Self { tokenizer, skip_special, mode, piece: String::new() }
+        Self { tokenizer, skip_special, kept: Vec::new(), mode, piece: String::new() }
+    }
+
+    /// Keeps these special tokens in the text all the same.
+    #[must_use]
+    pub fn keeping(mut self, kept: &[u32]) -> Self {
+        self.kept = kept.to_vec();
+        self
     }
 
     /// Takes the next id and gives the text it completes, if any.
     pub fn push(&mut self, id: u32) -> Result<Option<&str>> {
         self.piece.clear();
-        if self.skip_special && self.tokenizer.is_special(id) {
+        if self.skip_special && self.tokenizer.is_special(id) && !self.kept.contains(&id) {
             return Ok(None);
         }
         match &mut self.mode {
@@ -177,6 +185,8 @@ mod tests {
         assert_eq!(pieces(&t, &[3, 4, 6], true), ["\u{fffd}a"]);
         assert_eq!(pieces(&t, &[3, 3, 4, 5, 2], true), ["\u{fffd}", "日", "\u{fffd}"]);
         assert_eq!(pieces(&t, &[0, 6, 99, 6], false), ["<s>", "a", "a"]);
+        let mut keeping = Detokenizer::new(&t, true).keeping(&[0]);
+        assert_eq!(keeping.push(0).unwrap(), Some("<s>"));
         // A skipped special token inside a character does not break it.
         assert_eq!(pieces(&t, &[1, 0, 2], true), ["é"]);
     }

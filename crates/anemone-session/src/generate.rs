@@ -21,6 +21,8 @@ pub struct GenerateOptions {
     pub stop_strings: Vec<String>,
     /// Leaves special tokens out of the text.
     pub skip_special: bool,
+    /// Special tokens that stay in the text all the same; see [`OutputOptions::kept_special`](crate::OutputOptions::kept_special).
+    pub keep_special: Vec<u32>,
     /// Goes on over `stop_ids`, for measurements.
     pub ignore_eos: bool,
     /// Tokens fed at once before the first is drawn; progress and cancellation come between.
@@ -45,6 +47,7 @@ impl Default for GenerateOptions {
             stop_ids: Vec::new(),
             stop_strings: Vec::new(),
             skip_special: true,
+            keep_special: Vec::new(),
             ignore_eos: false,
             prefill_chunk: 512,
             min_new_tokens: 0,

@@ -3,13 +3,14 @@ use std::time::Instant;
 
 use anemone_checkpoint::Checkpoint;
 use anemone_session::{
-    Event, FinishReason, GenerateOptions, Generation, LengthLimit, SamplingParams, SamplingPreset, StopCause,
-    Tokenizer,
+    Answer, Event, FinishReason, GenerateOptions, Generation, LengthLimit, SamplingParams, SamplingPreset,
+    StopCause, Tokenizer,
 };
 use anyhow::{Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value, json};
 
+use crate::answer::Shown;
 use crate::args::SamplingArgs;
 use crate::interrupt::{self, Guard};
 use crate::output;
@@ -126,6 +127,7 @@ pub(crate) struct Stream {
     start: Instant,
     first_token: Option<f64>,
     shown: bool,
+    answer: Option<Shown>,
     quiet: bool,
     bar: Option<ProgressBar>,
     failed: Option<anyhow::Error>,
@@ -135,7 +137,13 @@ impl Stream {
     /// `shown` streams the text; otherwise only time and Ctrl-C are watched. `quiet` shows no progress.
     pub(crate) fn new(shown: bool, quiet: bool) -> Self {
         let (start, first_token, bar, failed) = (Instant::now(), None, None, None);
-        Self { _interrupt: Guard::new(), start, first_token, shown, quiet, bar, failed }
+        Self { _interrupt: Guard::new(), start, first_token, shown, answer: None, quiet, bar, failed }
+    }
+
+    /// Reads the text as an answer, which shows itself.
+    pub(crate) fn reading(mut self, answer: Shown) -> Self {
+        self.answer = Some(answer);
+        self
     }
 
     pub(crate) fn on_event(&mut self, event: Event<'_>) -> ControlFlow<()> {
@@ -143,6 +151,12 @@ impl Stream {
             Event::Prefill { done, total } if total > LONG_PROMPT && !self.quiet => self.prefill(done, total),
             Event::Token { .. } => {
                 self.first_token.get_or_insert_with(|| self.start.elapsed().as_secs_f64());
+                if let Some(answer) = &mut self.answer {
+                    answer.token();
+                }
+            }
+            Event::Text(text) if self.answer.is_some() => {
+                self.failed = self.answer.as_mut().and_then(|answer| answer.text(text).err());
             }
             Event::Text(text) if self.shown => self.failed = output::data(text).err(),
             _ => {}
@@ -165,15 +179,20 @@ impl Stream {
         }
     }
 
-    /// Seconds to the first token, or the failure to show it.
-    pub(crate) fn end(mut self) -> Result<Option<f64>> {
+    /// Ends what is shown; seconds to the first token and the answer that was read, or the failure to show it.
+    pub(crate) fn end(mut self) -> Result<(Option<f64>, Option<Answer>)> {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
         }
-        match self.failed {
-            Some(error) => Err(error),
-            None => Ok(self.first_token),
+        if let Some(error) = self.failed {
+            return Err(error);
         }
+        let answer = match self.answer {
+            Some(answer) => Some(answer.end()?),
+            None if self.shown => output::data("\n").map(|()| None)?,
+            None => None,
+        };
+        Ok((self.first_token, answer))
     }
 }
 

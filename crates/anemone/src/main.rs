@@ -1,5 +1,6 @@
 //! The `anemone` command.
 
+mod answer;
 mod args;
 mod cli;
 mod commands;
@@ -14,6 +15,7 @@ mod model;
 mod output;
 mod prefix;
 mod stats;
+mod structure;
 
 use std::process::ExitCode;
 

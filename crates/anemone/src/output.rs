@@ -58,6 +58,11 @@ pub(crate) fn error_line(text: &str) {
     note(&format!("{label}: {text}"));
 }
 
+/// Whether stdout is a terminal that may be given colours.
+pub(crate) fn stdout_has_colour() -> bool {
+    io::stdout().is_terminal() && !env::no_color()
+}
+
 /// Whether stderr is a terminal that may be given colours.
 pub(crate) fn stderr_has_colour() -> bool {
     io::stderr().is_terminal() && !env::no_color()

@@ -9,7 +9,7 @@ use crate::{CallMarks, CallSyntax, Tool, ToolFormat};
 
 /// A grammar of calls of these tools, as rules behind `calls`: with the start mark when `marked`, to the end mark.
 ///
-/// `several` allows more than one call.
+/// `several` allows more than one call, up to sixteen.
 pub(super) fn rules(
     tools: &[&Tool],
     format: ToolFormat,
@@ -22,14 +22,19 @@ pub(super) fn rules(
     let (start, end) = (mark(format.start()), mark(format.end()));
     let start = if marked { start } else { "SPACE".to_owned() };
     let alternatives: Vec<String> = (0..tools.len()).map(|index| format!("call_{index}")).collect();
-    let list =
-        |separator: &str| if several { format!("call ({} call)*", quoted(separator)) } else { "call".into() };
+    let list = |separator: &str| {
+        if several {
+            format!("call ({} call){{0,{}}}", quoted(separator), MOST_CALLS - 1)
+        } else {
+            "call".into()
+        }
+    };
     let calls = match (format.marks, format.syntax) {
         (CallMarks::Tags, CallSyntax::Json | CallSyntax::Xml) => {
             let block = format!("{start} \"\\n\" call \"\\n\" {end}");
             // What follows a block whose start mark was free text may be another one.
             match (several && marked, marked) {
-                (true, _) => format!("{block} (\"\\n\" {block})*"),
+                (true, _) => format!("{block} (\"\\n\" {block}){{0,{}}}", MOST_CALLS - 1),
                 (false, true) => block,
                 (false, false) => format!("{start} call \"\\n\" {end}"),
             }
@@ -45,6 +50,9 @@ pub(super) fn rules(
     }
     rules.lark
 }
+
+/// Most calls at once, lest a weak model goes on for ever.
+const MOST_CALLS: usize = 16;
 
 const TERMINALS: &str = r#"SPACE: /[ \n]{0,4}/
 SINGLE: /'([^'\\\x00-\x1F\x7F]|\\['"\\nrt])*'/

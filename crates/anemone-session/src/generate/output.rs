@@ -18,7 +18,7 @@ pub(super) struct Output<'t> {
 impl<'t> Output<'t> {
     pub(super) fn new(tokenizer: &'t Tokenizer, options: &GenerateOptions) -> Result<Self> {
         Ok(Self {
-            detokenizer: Detokenizer::new(tokenizer, options.skip_special),
+            detokenizer: Detokenizer::new(tokenizer, options.skip_special).keeping(&options.keep_special),
             stops: StopMatcher::new(&options.stop_strings)?,
             token_ids: Vec::new(),
             text: String::new(),

@@ -54,6 +54,14 @@ impl ToolFormat {
         Self { syntax, marks }
     }
 
+    /// The marks to look for.
+    pub(super) fn marks(self) -> &'static [CallMarks] {
+        match self.marks {
+            CallMarks::Special => &CallMarks::BOTH[..1],
+            CallMarks::Tags => &CallMarks::BOTH,
+        }
+    }
+
     /// The text before calls.
     pub fn start(&self) -> &'static str {
         self.marks.start()

@@ -1,6 +1,7 @@
 use super::block::{self, Block, Item};
 use super::declared::Tools;
 use super::format::{CallMarks, ToolFormat};
+use crate::Tokenizer;
 
 const THINK: &str = "<think>";
 const THINK_END: &str = "</think>";
@@ -33,6 +34,15 @@ impl Default for OutputOptions {
 }
 
 impl OutputOptions {
+    /// The marks that are special tokens, which the text must keep to be read; see
+    /// [`GenerateOptions::keep_special`](crate::GenerateOptions::keep_special).
+    pub fn kept_special(&self, tokenizer: &Tokenizer) -> Vec<u32> {
+        let reasoning = self.reasoning.then_some([THINK, THINK_END]).into_iter().flatten();
+        let calls = self.format.marks().iter().flat_map(|marks| [marks.start(), marks.end()]);
+        let calls = calls.filter(|_| self.calls);
+        reasoning.chain(calls).filter_map(|mark| tokenizer.token_to_id(mark)).collect()
+    }
+
     /// Whether a rendered prompt leaves `<think>` open at its end.
     pub fn opens_reasoning(prompt: &str) -> bool {
         prompt.trim_end().ends_with(THINK)
@@ -258,11 +268,7 @@ impl OutputParser {
     }
 
     fn marks(&self) -> &'static [CallMarks] {
-        match self.options.format.marks {
-            _ if !self.options.calls => &[],
-            CallMarks::Special => &CallMarks::BOTH[..1],
-            CallMarks::Tags => &CallMarks::BOTH,
-        }
+        if self.options.calls { self.options.format.marks() } else { &[] }
     }
 
     fn read_content(&mut self, out: &mut Vec<Delta>) -> bool {

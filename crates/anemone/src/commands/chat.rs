@@ -3,19 +3,20 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anemone_session::{
-    ChatTemplate, Conversation, Engine as _, FinishReason, GenerateOptions, Message, RenderOptions,
-    Tokenizer, Turn,
+    Answer, ChatTemplate, Conversation, Engine as _, GenerateOptions, Message, RenderOptions, Tokenizer,
 };
 use anyhow::{Context, Result, anyhow, bail};
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use serde_json::Value;
 
+use crate::answer::{self, Shown};
 use crate::args::{BundleArg, EngineArgs, ModelArgs, SamplingArgs};
 use crate::cli::Shell;
 use crate::generation::{self, Stream};
 use crate::model::{self, Loaded};
 use crate::prefix::{self, PrefixArgs};
+use crate::structure::{Structure, StructureArgs};
 use crate::{files, interrupt, output, stats};
 
 /// Longest line that is read.
@@ -23,6 +24,7 @@ const LINE_LIMIT: u64 = 16 << 20;
 
 const HELP: &str = "/reset         forget the conversation, keep the system message
 /system TEXT   set the system message, or remove it when TEXT is empty
+/tool TEXT     give the result of a call the model made
 /save FILE     write the messages as JSON
 /load FILE     go on from messages written by /save
 /help          this list
@@ -45,6 +47,8 @@ pub(crate) struct Args {
     #[arg(long)]
     json_lines: bool,
     #[command(flatten)]
+    structure: StructureArgs,
+    #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
     bundle: BundleArg,
@@ -61,6 +65,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     interrupt::install()?;
+    let structure = args.structure.read()?;
     let (loaded, tokenizer) =
         Loaded::with_tokenizer(&args.model.or_bundle(&args.bundle)?, &args.engine, 0, shell)?;
     let template = model::template(&loaded.checkpoint, &tokenizer)?;
@@ -76,6 +81,8 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
         tokenizer,
         template,
         options,
+        structure,
+        show_reasoning: args.structure.reasoning,
         conversation: Conversation::new(),
         messages: args.system.iter().map(|text| Message::system(text.as_str())).collect(),
         json_lines: args.json_lines,
@@ -153,6 +160,8 @@ struct Chat {
     tokenizer: Tokenizer,
     template: ChatTemplate,
     options: GenerateOptions,
+    structure: Structure,
+    show_reasoning: bool,
     conversation: Conversation,
     messages: Vec<Message>,
     json_lines: bool,
@@ -165,9 +174,9 @@ impl Chat {
         if line.is_empty() {
             return Ok(Next::Line);
         }
-        let Some(command) = line.strip_prefix('/') else { return self.turn(line) };
+        let Some(command) = line.strip_prefix('/') else { return self.turn(Message::user(line)) };
         if command.starts_with('/') {
-            return self.turn(command);
+            return self.turn(Message::user(command));
         }
         let (name, rest) = command.split_once(char::is_whitespace).unwrap_or((command, ""));
         let rest = rest.trim();
@@ -186,6 +195,7 @@ impl Chat {
                 }
                 self.say(if rest.is_empty() { "no system message" } else { "the system message is set" });
             }
+            "tool" => return self.result(rest),
             "save" => {
                 self.save(file_name("save", rest)?)?;
                 self.say(&format!("{} messages saved in {rest}", self.messages.len()));
@@ -199,12 +209,29 @@ impl Chat {
         Ok(Next::Line)
     }
 
-    fn turn(&mut self, text: &str) -> Result<Next> {
-        generation::refuse_hopeless(&self.tokenizer, text, self.loaded.engine.context_len())?;
-        self.messages.push(Message::user(text));
+    /// Takes the result of a call; with those of all calls the model goes on.
+    fn result(&mut self, text: &str) -> Result<Next> {
+        let given = self.messages.iter().rev().take_while(|message| message.role == "tool").count();
+        let asked =
+            self.messages.len().checked_sub(given + 1).and_then(|at| self.messages[at].tool_calls.as_ref());
+        let calls = asked.map_or(0, Vec::len);
+        if given >= calls {
+            bail!("/tool: no call waits for a result");
+        }
+        if given + 1 < calls {
+            self.messages.push(Message::tool(text));
+            self.say(&format!("result {} of {calls}", given + 1));
+            return Ok(Next::Line);
+        }
+        self.turn(Message::tool(text))
+    }
+
+    fn turn(&mut self, message: Message) -> Result<Next> {
+        generation::refuse_hopeless(&self.tokenizer, &message.text(), self.loaded.engine.context_len())?;
+        self.messages.push(message);
         let result = self.answer();
         match result {
-            Ok(Some(answer)) => self.messages.push(Message::assistant(answer)),
+            Ok(Some(answer)) => self.messages.push(answer::message(answer)),
             // Broken off before there was anything.
             Ok(None) => drop(self.messages.pop()),
             Err(error) => {
@@ -222,23 +249,31 @@ impl Chat {
     }
 
     /// Generates the answer to the messages; `None` when it was broken off at once.
-    fn answer(&mut self) -> Result<Option<String>> {
-        let render = RenderOptions::default();
-        let turn = Turn {
-            tokenizer: &self.tokenizer,
-            template: &self.template,
-            render: &render,
-            generate: &self.options,
-        };
-        let mut stream = Stream::new(!self.json_lines, self.quiet);
+    fn answer(&mut self) -> Result<Option<Answer>> {
+        let render = RenderOptions { tools: self.structure.shown_tools(), ..RenderOptions::default() };
+        let prompt = self.template.render(&self.messages, &render)?;
+        let ids = self.tokenizer.encode(&prompt, false)?;
+        let read = Some((&self.template, &*prompt));
+        let constraint = self.structure.constraint(&self.tokenizer, &self.options.stop_ids, read)?;
+        let output = self.structure.output(&self.template, &prompt);
+        self.options.keep_special = output.kept_special(&self.tokenizer);
+        let shown = Shown::new(output, !self.json_lines, self.show_reasoning, self.quiet);
+        let mut stream = Stream::new(!self.json_lines, self.quiet).reading(shown);
         let engine = &mut self.loaded.engine;
-        let answer =
-            self.conversation.turn(engine, turn, &self.messages, &mut |event| stream.on_event(event))?;
-        let first_token = stream.end()?;
+        let answer = self.conversation.generate(
+            engine,
+            &self.tokenizer,
+            &ids,
+            &self.options,
+            constraint,
+            &mut |event| stream.on_event(event),
+        )?;
+        let (first_token, read) = stream.end()?;
+        let read = read.unwrap_or_default();
         if self.json_lines {
-            output::json(&Value::Object(generation::report(&answer, first_token)))?;
-        } else {
-            output::data("\n")?;
+            let mut report = generation::report(&answer, first_token);
+            answer::report(&read, &mut report);
+            output::json(&Value::Object(report))?;
         }
         let (held, context) = (self.loaded.engine.position(), self.loaded.engine.context_len());
         self.say(&stats::line(&answer, held, context));
@@ -248,8 +283,7 @@ impl Chat {
                 self.room()
             ));
         }
-        let broken_off = answer.finish_reason == FinishReason::Cancelled && answer.token_ids.is_empty();
-        Ok((!broken_off).then_some(answer.text))
+        Ok((!answer::is_nothing(&answer)).then_some(read))
     }
 
     /// What to do about a full context.

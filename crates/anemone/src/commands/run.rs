@@ -1,15 +1,17 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anemone_session::{Engine as _, FinishReason, Message, RenderOptions, Tokenizer, generate};
+use anemone_session::{ChatTemplate, Conversation, Engine as _, FinishReason, Message, RenderOptions};
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Value, json};
 
+use crate::answer::{self, Shown};
 use crate::args::{BundleArg, EngineArgs, ModelArgs, SamplingArgs};
 use crate::cli::Shell;
 use crate::generation::{self, Stream};
 use crate::model::{self, Loaded};
 use crate::prefix::PrefixArgs;
+use crate::structure::{Structure, StructureArgs};
 use crate::{demo, files, interrupt, output, stats};
 
 /// Generate text once
@@ -20,7 +22,9 @@ use crate::{demo, files, interrupt, output, stats};
 #[command(after_help = "Example:\n  anemone run --prompt 'once upon a time' --seed 1 -n 100\n  \
                         anemone run --model ./LFM2-350M --chat --prompt 'Name three birds.' --json\n  \
                         anemone run --bundle lfm2.bundle --engine emulator --prompt 'Once' -n 8\n  \
-                        anemone run --file long.txt --prefix-cache ~/.cache/anemone-prefix")]
+                        anemone run --file long.txt --prefix-cache ~/.cache/anemone-prefix\n  \
+                        anemone run --model ./LFM2.5-1.2B --chat --prompt 'A bird, as JSON.' --schema bird.json\n  \
+                        anemone run --model ./LFM2.5-1.2B --prompt 'Is it raining in Rome?' --tools tools.json --json")]
 #[allow(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 pub(crate) struct Args {
     /// Text to go on from; with the built-in model a story is asked for when there is none
@@ -45,6 +49,8 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    structure: StructureArgs,
+    #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
     bundle: BundleArg,
@@ -59,22 +65,41 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     interrupt::install()?;
     let (prompt, chat) = prompt(args)?;
+    let mut structure = args.structure.read()?;
     let (mut loaded, tokenizer) =
         Loaded::with_tokenizer(&args.model.or_bundle(&args.bundle)?, &args.engine, 0, shell)?;
-    let ids = encode(&prompt, chat, args.system.as_deref(), &loaded, &tokenizer)?;
+    generation::refuse_hopeless(&tokenizer, &prompt, loaded.engine.context_len())?;
+    let template = chat.then(|| model::template(&loaded.checkpoint, &tokenizer)).transpose()?;
+    let prompt = match &template {
+        Some(template) => render(&prompt, args.system.as_deref(), template, &structure)?,
+        None => prompt,
+    };
+    let ids = tokenizer.encode(&prompt, template.is_none()).context("--prompt")?;
     let mut options =
         generation::options(&args.sampling, &loaded.checkpoint, &loaded.stack().model_type, &tokenizer)?;
     options.skip_special = !args.show_special;
     options.prefix_cache = args.prefix.open(&loaded, 0)?;
+    let read = template.as_ref().map(|template| (template, &*prompt));
+    let constraint = structure.constraint(&tokenizer, &options.stop_ids, read)?;
     let mut stream = Stream::new(!args.json, shell.quiet);
-    let outcome =
-        generate(&mut loaded.engine, &tokenizer, &ids, &options, &mut |event| stream.on_event(event))
-            .map_err(|error| too_long(error, &loaded))?;
-    let first_token = stream.end()?;
+    if let Some((template, prompt)) = read {
+        let output = structure.output(template, prompt);
+        options.keep_special = output.kept_special(&tokenizer);
+        stream = stream.reading(Shown::new(output, !args.json, args.structure.reasoning, shell.quiet));
+    }
+    let outcome = Conversation::new()
+        .generate(&mut loaded.engine, &tokenizer, &ids, &options, constraint, &mut |event| {
+            stream.on_event(event)
+        })
+        .map_err(|error| too_long(error, &loaded))?;
+    let (first_token, answer) = stream.end()?;
     if args.json {
         let mut report = generation::report(&outcome, first_token);
         if let Some(Value::Object(timings)) = report.get_mut("timings") {
             timings.insert("load_seconds".into(), loaded.load_seconds.into());
+        }
+        if let Some(answer) = &answer {
+            answer::report(answer, &mut report);
         }
         report.insert("prompt_token_ids".into(), json!(ids));
         report.insert("model".into(), loaded.checkpoint.name().into());
@@ -82,8 +107,6 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
         report.insert("engine".into(), loaded.engine.name().into());
         report.insert("arithmetic".into(), loaded.engine.arithmetic(&args.engine).into());
         output::json(&Value::Object(report))?;
-    } else {
-        output::data("\n")?;
     }
     if !shell.quiet {
         output::note(&stats::line(&outcome, loaded.engine.position(), loaded.engine.context_len()));
@@ -103,7 +126,7 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
 
 /// The prompt and whether it is a chat message.
 fn prompt(args: &Args) -> Result<(String, bool)> {
-    let chat = args.chat || args.system.is_some();
+    let chat = args.chat || args.system.is_some() || args.structure.tools.is_some();
     if let Some(text) = &args.prompt {
         return Ok((text.clone(), chat));
     }
@@ -148,19 +171,14 @@ fn without_newline(mut text: String) -> String {
     text
 }
 
-fn encode(
+fn render(
     prompt: &str,
-    chat: bool,
     system: Option<&str>,
-    loaded: &Loaded,
-    tokenizer: &Tokenizer,
-) -> Result<Vec<u32>> {
-    generation::refuse_hopeless(tokenizer, prompt, loaded.engine.context_len())?;
-    if !chat {
-        return tokenizer.encode(prompt, true).context("--prompt");
-    }
-    let template = model::template(&loaded.checkpoint, tokenizer)?;
+    template: &ChatTemplate,
+    structure: &Structure,
+) -> Result<String> {
     let mut messages: Vec<Message> = system.map(Message::system).into_iter().collect();
     messages.push(Message::user(prompt));
-    Ok(tokenizer.encode(&template.render(&messages, &RenderOptions::default())?, false)?)
+    let options = RenderOptions { tools: structure.shown_tools(), ..RenderOptions::default() };
+    Ok(template.render(&messages, &options)?)
 }

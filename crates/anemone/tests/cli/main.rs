@@ -23,6 +23,7 @@ mod scales;
 mod serve;
 mod speculation;
 mod streams;
+mod structure;
 mod support;
 mod tables;
 #[cfg(target_os = "linux")]
