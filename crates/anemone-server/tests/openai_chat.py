@@ -81,6 +81,68 @@ def completions(client):
     assert "".join(piece.choices[0].text for piece in pieces) == several.choices[0].text
 
 
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 12},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+    },
+    "required": ["city", "days"],
+}
+TOOLS = [{"type": "function", "function": {"name": "get_weather", "description": "Weather.", "parameters": WEATHER}}]
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+
+
+def fits(arguments):
+    """Checks arguments by hand: no outside library is needed to see that a schema was kept."""
+    value = json.loads(arguments)
+    assert set(value) == {"city", "days"} and len(value["city"]) <= 12 and 1 <= value["days"] <= 9, value
+
+
+def tools(client):
+    asked = {"model": MODEL, "messages": ASK, "tools": TOOLS, "temperature": 0, "max_tokens": 200}
+    answer = client.chat.completions.create(tool_choice=NAMED, **asked)
+    choice = answer.choices[0]
+    assert choice.finish_reason == "tool_calls" and choice.message.content is None, choice
+    [call] = choice.message.tool_calls
+    assert call.function.name == "get_weather" and call.id.startswith("call_"), call
+    fits(call.function.arguments)
+    name, arguments, finish = "", "", None
+    for chunk in client.chat.completions.create(tool_choice=NAMED, stream=True, **asked):
+        delta = chunk.choices[0].delta
+        assert not delta.content, chunk
+        for part in delta.tool_calls or []:
+            name += part.function.name or ""
+            arguments += part.function.arguments or ""
+        finish = chunk.choices[0].finish_reason or finish
+    assert (name, arguments, finish) == ("get_weather", call.function.arguments, "tool_calls")
+    several = client.chat.completions.create(tool_choice="required", parallel_tool_calls=False, **asked)
+    [only] = several.choices[0].message.tool_calls
+    fits(only.function.arguments)
+    # The result goes back as a message, and so does a call without content.
+    turns = ASK + [choice.message.model_dump(exclude_none=True), {"role": "tool", "tool_call_id": call.id, "content": "sun"}]
+    assert client.chat.completions.create(model=MODEL, messages=turns, tools=TOOLS, max_tokens=3).choices[0].message
+    none = client.chat.completions.create(tool_choice="none", **asked)
+    assert none.choices[0].message.tool_calls is None, none
+
+
+def structured(client):
+    schema = {"name": "weather", "strict": True, "schema": {**WEATHER, "additionalProperties": False}}
+    asked = {"model": MODEL, "messages": ASK, "max_tokens": 200}
+    form = {"type": "json_schema", "json_schema": schema}
+    for seed in range(4):
+        answer = client.chat.completions.create(response_format=form, temperature=1, seed=seed, **asked)
+        assert answer.choices[0].finish_reason == "stop", answer
+        fits(answer.choices[0].message.content)
+    streamed = client.chat.completions.create(response_format=form, temperature=1, seed=3, stream=True, **asked)
+    assert "".join(c.choices[0].delta.content or "" for c in streamed) == answer.choices[0].message.content
+    anything = client.chat.completions.create(
+        response_format={"type": "json_object"}, temperature=0, logit_bias={}, **{**asked, "max_tokens": 400}
+    )
+    if anything.choices[0].finish_reason == "stop":
+        assert isinstance(json.loads(anything.choices[0].message.content), dict)
+
+
 def errors(client):
     def bad(kind, param, **request):
         try:
@@ -94,6 +156,13 @@ def errors(client):
     bad(openai.BadRequestError, "messages", messages=[])
     bad(openai.BadRequestError, "nonsense", extra_body={"nonsense": 1})
     bad(openai.NotFoundError, "model", model="gpt-9")
+    wrong = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "objekt"}}}
+    try:
+        client.chat.completions.create(model=MODEL, messages=ASK, response_format=wrong)
+        raise AssertionError("a wrong schema was taken")
+    except openai.BadRequestError as error:
+        assert error.param == "response_format" and "objekt" in error.message, error
+    bad(openai.BadRequestError, "tool_choice", tools=TOOLS, tool_choice={"type": "function", "function": {"name": "nobody"}})
     assert MODEL in [model.id for model in client.models.list()]
 
 
@@ -103,6 +172,8 @@ def main(binary):
         chats(client, binary)
         probabilities(client)
         completions(client)
+        tools(client)
+        structured(client)
         errors(client)
     with Server(binary, "--api-key", "sesame") as server:
         for key, right in [("sesame", True), ("wrong", False)]:

@@ -1,4 +1,4 @@
-use anemone_session::{GenerateOptions, Job, Message as Said, ToolChoice, Tools};
+use anemone_session::{GenerateOptions, Grammar, Job, Message as Said, ToolChoice, Tools};
 use serde_json::{Value, json};
 
 use super::Message;
@@ -40,11 +40,22 @@ pub(super) fn read(app: &App, bytes: &[u8]) -> Checked<(Message, Job, bool)> {
     let streamed = fields.flag("stream")?;
     let (tools, declared) = tools(&mut fields)?;
     let (choice, parallel) = choice(fields.value("tool_choice"))?;
-    fields.ignore(&["metadata", "service_tier", "thinking"]);
+    let answer = fields.value("output_config").as_ref().map_or(Ok(None), form)?;
+    fields.ignore(&[
+        "cache_control",
+        "diagnostics",
+        "inference_geo",
+        "metadata",
+        "service_tier",
+        "speed",
+        "thinking",
+        "user_profile_id",
+        "workspace_id",
+    ]);
     fields.refuse("container", "is not supported; leave it out")?;
     fields.refuse("mcp_servers", "is not supported; leave it out")?;
     fields.finish()?;
-    let wishes = Wishes { tools, declared, choice, parallel, ..Wishes::default() };
+    let wishes = Wishes { tools, declared, choice, parallel, answer, ..Wishes::default() };
     let prompt = Prompt::render(&language, &messages, wishes)?;
     let job = prompt.job(vec![options]);
     let message = Message {
@@ -56,6 +67,19 @@ pub(super) fn read(app: &App, bytes: &[u8]) -> Checked<(Message, Job, bool)> {
         blocks: 0,
     };
     Ok((message, job, streamed))
+}
+
+/// The form an answer must have.
+fn form(config: &Value) -> Checked<Option<Grammar>> {
+    let Some(format) = config.get("format").filter(|format| !format.is_null()) else { return Ok(None) };
+    let is_schema = format.get("type").and_then(Value::as_str) == Some("json_schema");
+    match format.get("schema").filter(|_| is_schema) {
+        Some(schema) => Ok(Some(Grammar::JsonSchema(schema.clone()))),
+        None => Err(ApiError::field(
+            "output_config.format",
+            "must be {\"type\": \"json_schema\", \"schema\": {…}}",
+        )),
+    }
 }
 
 fn system(value: Option<Value>) -> Checked<Vec<Said>> {
