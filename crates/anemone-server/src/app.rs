@@ -12,7 +12,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::key::Key;
 use crate::language::Language;
 use crate::openai::refusal::{ApiError, Checked};
-use crate::openai::{chat as chats, completions, tokens};
+use crate::openai::{chat as chats, completions, responses, tokens};
 use crate::refusal::{Refusal, json};
 use crate::worker::Worker;
 use crate::{Error, Result, anthropic, body, decisions, metrics, models, systemone};
@@ -91,6 +91,7 @@ impl App {
             .route("/v1/chat/completions", post(chat))
             .route("/v1/completions", post(complete))
             .route("/v1/messages", post(message))
+            .route("/v1/responses", post(respond))
             .route("/tokenize", post(tokenize))
             .route("/detokenize", post(detokenize))
             .route("/v1/systemone", post(one))
@@ -211,6 +212,10 @@ async fn chat(State(app): State<App>, request: Request) -> Response {
 
 async fn complete(State(app): State<App>, request: Request) -> Response {
     completions::create(&app, request).await.unwrap_or_else(IntoResponse::into_response)
+}
+
+async fn respond(State(app): State<App>, request: Request) -> Response {
+    responses::create(&app, request).await.unwrap_or_else(IntoResponse::into_response)
 }
 
 async fn message(State(app): State<App>, request: Request) -> Response {

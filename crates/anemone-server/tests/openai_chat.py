@@ -143,6 +143,43 @@ def structured(client):
         assert isinstance(json.loads(anything.choices[0].message.content), dict)
 
 
+def responses(client, binary):
+    expected = run(binary, "--greedy", "--repetition-penalty", "1.05", "-n", "24")["text"]
+    asked = {"model": MODEL, "input": ASK[0]["content"], "temperature": 0, "max_output_tokens": 24}
+    answer = client.responses.create(**asked)
+    assert answer.output_text == expected and answer.status == "incomplete", answer
+    assert answer.incomplete_details.reason == "max_output_tokens" and answer.usage.output_tokens == 24, answer
+    events = list(client.responses.create(stream=True, **asked))
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert [event.sequence_number for event in events] == list(range(len(events))), events
+    final = events[-1].response
+    assert events[-1].type == "response.incomplete", events[-1]
+    assert text == expected and final.output_text == expected and final.status == "incomplete", final
+    turns = [{"role": "user", "content": [{"type": "input_text", "text": ASK[0]["content"]}]}]
+    parts = client.responses.create(**{**asked, "input": turns})
+    assert parts.output_text == expected, parts
+    function = {"type": "function", "name": "get_weather", "description": "Weather.", "parameters": WEATHER, "strict": False}
+    named = {"type": "function", "name": "get_weather"}
+    calls = {"model": MODEL, "temperature": 0, "tools": [function], "tool_choice": named, "max_output_tokens": 200}
+    called = client.responses.create(input=turns, **calls)
+    [call] = called.output
+    assert call.type == "function_call" and call.name == "get_weather" and called.status == "completed", called
+    fits(call.arguments)
+    with client.responses.stream(input=turns, **calls) as stream:
+        done = [event for event in stream if event.type == "response.function_call_arguments.done"]
+    assert [event.arguments for event in done] == [call.arguments], done
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "sun"}
+    after = client.responses.create(input=turns + [call.model_dump(exclude_none=True), result], **{**calls, "tool_choice": "none", "max_output_tokens": 16})
+    assert after.output[0].type == "message", after
+    form = {"format": {"type": "json_schema", "name": "weather", "schema": {**WEATHER, "additionalProperties": False}}}
+    fits(client.responses.create(model=MODEL, input="weather?", text=form, max_output_tokens=200).output_text)
+    try:
+        client.responses.create(model=MODEL, input="x", previous_response_id="resp_1")
+        raise AssertionError("a conversation that is not kept was taken up")
+    except openai.BadRequestError as error:
+        assert error.param == "previous_response_id", error
+
+
 def errors(client):
     def bad(kind, param, **request):
         try:
@@ -174,6 +211,7 @@ def main(binary):
         completions(client)
         tools(client)
         structured(client)
+        responses(client, binary)
         errors(client)
     with Server(binary, "--api-key", "sesame") as server:
         for key, right in [("sesame", True), ("wrong", False)]:

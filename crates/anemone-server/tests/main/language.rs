@@ -8,8 +8,8 @@ use anemone_checkpoint::Checkpoint;
 use anemone_cpu::{Arithmetic, Engine, Layout, Model, Options as CpuOptions};
 use anemone_server::{App, Language, LanguageModel, Options};
 use anemone_session::{
-    BatchOptions, ChatTemplate, Event, GenerateOptions, Generation, Message, RenderOptions, SamplingParams,
-    TemplateTokens, Tokenizer, generate,
+    BatchOptions, ChatTemplate, Event, GenerateOptions, Generation, Message, ModelId, PrefixCache,
+    RenderOptions, SamplingParams, TemplateTokens, Tokenizer, generate,
 };
 use axum::body::Body;
 use serde_json::{Value, json};
@@ -50,16 +50,14 @@ fn defaults() -> GenerateOptions {
 }
 
 fn app(batch: BatchOptions) -> App {
+    app_with(defaults(), batch)
+}
+
+fn app_with(defaults: GenerateOptions, batch: BatchOptions) -> App {
     let tokenizer = tokenizer();
     let template = template(&tokenizer);
-    let model = LanguageModel {
-        name: "stories".into(),
-        engine: engine(),
-        tokenizer,
-        template,
-        defaults: defaults(),
-        batch,
-    };
+    let model =
+        LanguageModel { name: "stories".into(), engine: engine(), tokenizer, template, defaults, batch };
     let language = Language::start(model).unwrap();
     App::new(models(assets(), &[("demo", "laya-demo")]), vec![language], Options::default()).unwrap()
 }
@@ -252,6 +250,29 @@ fn completions_echo_and_tell_log_probabilities() {
         };
         let means: Vec<f64> = all["choices"].as_array().unwrap().iter().map(mean).collect();
         assert!(means.is_sorted_by(|a, b| a >= b), "{means:?}");
+    });
+}
+
+#[test]
+fn a_beginning_that_is_known_is_not_computed_again() {
+    runtime().block_on(async {
+        let cache = PrefixCache::new(ModelId::of([]), 64 << 20);
+        let defaults = GenerateOptions { prefix_cache: Some(cache), ..defaults() };
+        let app = app_with(defaults, BatchOptions::default());
+        let long = "once upon a time there was a fox and a bear. ".repeat(14);
+        let ask = || user(&long, json!({"max_tokens": 8}));
+        let (first, second) = (body(&post(&app, CHAT, ask()).await), body(&post(&app, CHAT, ask()).await));
+        let cached =
+            |answer: &Value| answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+        assert_eq!(first["choices"], second["choices"]);
+        assert_eq!(cached(&first), 0);
+        let prompt = chat_prompt(&long).len() as u64;
+        // All but what lies behind the last block's end.
+        assert!(
+            cached(&second) > 0 && cached(&second) + 128 >= prompt - 1,
+            "{} of {prompt}",
+            cached(&second)
+        );
     });
 }
 

@@ -18,6 +18,7 @@ use self::signals::Signals;
 use crate::args::{EngineArgs, EngineName, LayoutName, SpeculationArgs};
 use crate::cli::Shell;
 use crate::commands::decide::emulated;
+use crate::prefix::{self, PrefixArgs};
 use crate::{files, interrupt, machine, output};
 
 /// Threads that talk to clients; models have their own.
@@ -102,6 +103,11 @@ pub(crate) struct Args {
     max_tokens: Option<usize>,
     #[command(flatten)]
     speculation: SpeculationArgs,
+    #[command(flatten)]
+    prefix: PrefixArgs,
+    /// Memory for beginnings that were computed before, of each language model; 0 for none
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = prefix::size, help_heading = "Prefix cache")]
+    prefix_cache_memory: u64,
     /// Threads of the models, 1 to 512 [default: all the system offers]
     #[arg(long, short = 't', value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=512), allow_negative_numbers = true)]
     threads: Option<usize>,

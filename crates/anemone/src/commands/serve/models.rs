@@ -75,7 +75,8 @@ fn language(name: &str, place: Option<&str>, args: &Args, shell: &Shell) -> Resu
         Loaded::with_tokenizer(&source, &args.language_engine(), 0, shell).with_context(label)?;
     let template = model::template(&loaded.checkpoint, &tokenizer).with_context(label)?;
     let defaults = generation::served(&loaded.checkpoint, &loaded.stack().model_type, &tokenizer);
-    let defaults = GenerateOptions { speculation: args.speculation.speculation()?, ..defaults };
+    let prefix_cache = args.prefix.open(&loaded, args.prefix_cache_memory).with_context(label)?;
+    let defaults = GenerateOptions { speculation: args.speculation.speculation()?, prefix_cache, ..defaults };
     let batch = BatchOptions {
         max_sequences: args.max_sequences,
         max_waiting: args.max_waiting,
