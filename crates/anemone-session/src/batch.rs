@@ -171,8 +171,7 @@ impl<'t, E: Together> Batch<'t, E> {
                 format!("{tokens} tokens could be held where all sequences have {most}; ask for fewer"),
             );
         }
-        let most = if self.single { 1 } else { self.options.max_sequences };
-        if (self.running() + self.waiting() + count).saturating_sub(most) > self.options.max_waiting {
+        if self.left_waiting(count) > self.options.max_waiting {
             return Err(Error::Busy { waiting: self.waiting(), limit: self.options.max_waiting });
         }
         let mut named = Vec::with_capacity(count);
@@ -188,6 +187,26 @@ impl<'t, E: Together> Batch<'t, E> {
             self.waiting.push_back(Group { sequences: named, tokens });
         }
         Ok(ids)
+    }
+
+    /// How many sequences would wait beyond the next step if `count` more came.
+    fn left_waiting(&self, count: usize) -> usize {
+        let most = if self.single { 1 } else { self.options.max_sequences };
+        let mut free = most.saturating_sub(self.running());
+        let mut left = 0;
+        for group in self.waiting.iter().map(|group| group.sequences.len()) {
+            if left == 0 && group <= free {
+                free -= group;
+            } else {
+                left += group;
+            }
+        }
+        let begin = match left {
+            0 if self.single => free.min(count),
+            0 if count <= free => count,
+            _ => 0,
+        };
+        left + count - begin
     }
 
     /// Ends a sequence; it is told of as finished by the next step.

@@ -34,7 +34,6 @@ pub(super) fn read(app: &App, bytes: &[u8]) -> Checked<(Message, Job, bool)> {
         sampling,
         max_new_tokens: Some(most),
         stop_strings: fields.take("stop_sequences", "a list of strings")?.unwrap_or_default(),
-        skip_special: false,
         ..defaults.clone()
     };
     let streamed = fields.flag("stream")?;
@@ -57,7 +56,7 @@ pub(super) fn read(app: &App, bytes: &[u8]) -> Checked<(Message, Job, bool)> {
     fields.finish()?;
     let wishes = Wishes { tools, declared, choice, parallel, answer, ..Wishes::default() };
     let prompt = Prompt::render(&language, &messages, wishes)?;
-    let job = prompt.job(vec![options]);
+    let job = prompt.job(&language, vec![options]);
     let message = Message {
         language,
         id: unique("msg_"),

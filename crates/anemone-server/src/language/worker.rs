@@ -55,7 +55,6 @@ impl<E: Together> Worker<'_, E> {
     fn run(mut self, queue: &Receiver<Command>) {
         loop {
             if self.batch.is_idle() {
-                self.count();
                 let Ok(command) = queue.recv() else { return };
                 self.take(command);
             }
@@ -67,9 +66,9 @@ impl<E: Together> Worker<'_, E> {
                     self.batch.cancel(*id);
                 }
             }
-            self.count();
             let (listeners, meters) = (&mut self.listeners, &self.meters);
             self.batch.step(&mut |id, progress| tell(listeners, meters, id, progress));
+            self.count();
         }
     }
 

@@ -82,7 +82,6 @@ impl Chat {
         let completion = fields.count("max_completion_tokens", 0..=usize::MAX)?;
         let mut common = Common::read(&mut fields, &language)?;
         common.options.max_new_tokens = completion.or(common.options.max_new_tokens);
-        common.options.skip_special = false;
         let logprobs = fields.flag("logprobs")?;
         let top = fields.count("top_logprobs", 0..=MOST_TOP)?;
         if top.is_some() && !logprobs {
@@ -105,7 +104,7 @@ impl Chat {
         fields.finish()?;
         let wishes = Wishes { tools, declared, choice, parallel, answer, kwargs };
         let prompt = Prompt::render(&language, &messages, wishes)?;
-        let job = prompt.job(common.each(common.n));
+        let job = prompt.job(&language, common.each(common.n));
         let chat = Self {
             choices: (0..common.n).map(|_| Choice::new(prompt.output.clone())).collect(),
             tokens: vec![Vec::new(); common.n],

@@ -140,7 +140,13 @@ impl Prompt {
     }
 
     /// The job of continuations with these options.
-    pub(crate) fn job(&self, each: Vec<GenerateOptions>) -> Job {
+    pub(crate) fn job(&self, language: &Language, mut each: Vec<GenerateOptions>) -> Job {
+        // Of the special tokens, the answer's text needs those its parts are told apart by.
+        let kept = self.output.kept_special(language.tokenizer());
+        for options in &mut each {
+            options.skip_special = true;
+            options.keep_special.clone_from(&kept);
+        }
         let constraint = || self.guide.clone().map(|guide| Box::new(guide) as Box<dyn Constraint>);
         let continuations = each.into_iter().map(|options| (options, constraint())).collect();
         Job { prompt: self.ids.clone(), continuations }

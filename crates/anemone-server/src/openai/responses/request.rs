@@ -22,12 +22,8 @@ pub(super) fn read(app: &App, bytes: &[u8]) -> Checked<(Answer, Job, bool)> {
     sampling.temperature = fields.number("temperature", 0.0..=2.0)?.unwrap_or(sampling.temperature);
     sampling.top_p = fields.number("top_p", 0.0..=1.0)?.unwrap_or(sampling.top_p);
     let most = fields.count("max_output_tokens", 1..=usize::MAX)?;
-    let options = GenerateOptions {
-        sampling,
-        max_new_tokens: most.or(defaults.max_new_tokens),
-        skip_special: false,
-        ..defaults.clone()
-    };
+    let options =
+        GenerateOptions { sampling, max_new_tokens: most.or(defaults.max_new_tokens), ..defaults.clone() };
     let streamed = fields.flag("stream")?;
     let given = fields.value("tools");
     let (tools, declared) = tools(given.as_ref())?;
@@ -77,7 +73,7 @@ pub(super) fn read(app: &App, bytes: &[u8]) -> Checked<(Answer, Job, bool)> {
     echoed.insert("top_p".into(), options.sampling.top_p.into());
     let wishes = Wishes { tools, declared, choice, parallel, answer, kwargs: Map::new() };
     let prompt = Prompt::render(&language, &messages, wishes)?;
-    let job = prompt.job(vec![options]);
+    let job = prompt.job(&language, vec![options]);
     let answer = Answer {
         language,
         id: unique("resp_"),
