@@ -82,7 +82,7 @@ pub type OnProgress<'a> = &'a mut dyn FnMut(SequenceId, Progress<'_>) -> Control
 pub struct Job {
     /// Tokens of the prompt.
     pub prompt: Vec<u32>,
-    /// How each continuation is drawn; the prompt is computed once for all of them.
+    /// How each continuation is drawn; the prompt is computed once for all of them, unless one tells of its log probabilities.
     pub continuations: Vec<(GenerateOptions, Option<Box<dyn Constraint>>)>,
 }
 
@@ -156,6 +156,8 @@ impl<'t, E: Together> Batch<'t, E> {
         let Some(engine) = self.idle.as_ref().or(self.running.first().map(|slot| &slot.engine)) else {
             unreachable!("the engine is idle or runs a sequence")
         };
+        // Each that tells of the prompt's tokens computes them itself.
+        let apart = self.single || job.continuations.iter().any(|(o, _)| o.prompt_logprobs.is_some());
         let mut tokens = 0;
         let mut sequences = Vec::with_capacity(count);
         for (options, constraint) in job.continuations {
@@ -180,7 +182,7 @@ impl<'t, E: Together> Batch<'t, E> {
             self.next_id += 1;
         }
         let ids = named.iter().map(|(id, _)| *id).collect();
-        if self.single {
+        if apart {
             let share = tokens / count;
             self.waiting.extend(named.into_iter().map(|s| Group { sequences: vec![s], tokens: share }));
         } else {

@@ -497,7 +497,10 @@ fn reasoning_is_free_and_what_follows_is_not() {
     assert_eq!(feed(&mut open, &tokenizer, "</think"), "");
     let slips = [">x", "><"].map(|text| tokenizer.token_to_id(text).unwrap());
     let mask = open.mask().unwrap().unwrap();
-    assert!(slips.iter().all(|&id| !mask.allows(id)) && mask.count() == tokenizer.vocab_size() - 2);
+    assert!(
+        slips.iter().all(|&id| !mask.allows(id))
+            && mask.count() == tokenizer.vocab_size() - 2 - tokenizer.stop_ids(&[]).len()
+    );
     assert!(open.accept(slips[0]).is_err() && open.valid_prefix(&slips).unwrap() == 0);
     let ids = tokenizer.encode(">\n", false).unwrap();
     assert_eq!(open.valid_prefix(&ids).unwrap(), 1);
@@ -505,6 +508,15 @@ fn reasoning_is_free_and_what_follows_is_not() {
     assert!(open.forced().unwrap().is_empty());
     assert_eq!(feed(&mut open, &tokenizer, "{"), "");
     assert_eq!(tokenizer.decode(&open.forced().unwrap(), false).unwrap(), "\"a\": 1}");
+    // Reasoning that ended the output would leave it without what was asked for.
+    let stop = tokenizer.stop_ids(&[])[0];
+    let mut open = with(Reasoning::Open);
+    assert_eq!(feed(&mut open, &tokenizer, "hm"), "");
+    assert!(!open.mask().unwrap().unwrap().allows(stop) && open.accept(stop).is_err());
+    assert_eq!(open.valid_prefix(&[65, stop]).unwrap(), 1);
+    let mut opened = with(Reasoning::Allowed);
+    assert_eq!(feed(&mut opened, &tokenizer, "<think>hm"), "");
+    assert!(!opened.mask().unwrap().unwrap().allows(stop));
     // A grammar that itself may begin like the mark.
     let tags = Grammar::Regex("<(think|tag)y?>x".into());
     let options = ConstraintOptions {
@@ -545,6 +557,8 @@ fn free_text_may_turn_to_calls() {
             "{format:?}"
         );
         assert!(guide.mask().unwrap().is_none() && !guide.is_complete());
+        let stop = tokenizer.stop_ids(&[])[0];
+        assert!(with(Reasoning::Open, None).mask().unwrap().is_none_or(|mask| mask.allows(stop)));
         assert_eq!(feed(&mut guide, &tokenizer, &call), "", "{format:?} {call}");
         assert_eq!(feed(&mut guide, &tokenizer, &format!(" And {call}.")), "", "{format:?}");
         let unknown = format.write(&[("other", &now)]);

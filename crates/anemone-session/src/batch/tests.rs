@@ -214,3 +214,28 @@ fn a_prefix_cache_serves_all_sequences() {
         assert_eq!(cache.in_use().blocks, 2);
     }
 }
+
+#[test]
+fn each_continuation_tells_of_the_whole_prompt() {
+    let tokenizer = tokenizer();
+    let prompt = [1, 2, 3, 4, 5, 6];
+    let told = |seed| GenerateOptions { prompt_logprobs: Some(2), ..options(seed, 3) };
+    for single in [false, true] {
+        let mut engine = FakeEngine::new(64);
+        engine.single = single;
+        let mut batch = Batch::new(engine, &tokenizer, BatchOptions::default());
+        let ids = batch.submit(job(&prompt, (0..3).map(told))).unwrap();
+        let mut heard: BTreeMap<SequenceId, Vec<(usize, u32, f32)>> = BTreeMap::new();
+        while batch.step(&mut |id, progress| {
+            if let Progress::Event(Event::PromptToken { index, id: token, logprob, .. }) = progress {
+                heard.entry(id).or_default().push((index, token, logprob));
+            }
+            ControlFlow::Continue(())
+        }) {}
+        let whole: Vec<(usize, u32)> = (1..prompt.len()).map(|i| (i, prompt[i])).collect();
+        for id in &ids {
+            assert!(heard[id].iter().map(|t| (t.0, t.1)).eq(whole.iter().copied()), "{single}: {heard:?}");
+            assert_eq!(heard[id], heard[&ids[0]]);
+        }
+    }
+}

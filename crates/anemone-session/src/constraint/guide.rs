@@ -176,17 +176,26 @@ impl Guide {
         Watched::Not
     }
 
-    /// A mask of all tokens but those that would go on behind the mark in the same token; `None` when there is none.
-    fn not_overrun(&mut self) -> Option<()> {
+    /// Whether the output must not end here, because what was asked for is still to come.
+    fn must_go_on(&self) -> bool {
+        matches!((&self.state, &self.goal), (State::Reasoning(_), Goal::Grammar(_)))
+    }
+
+    /// A mask of all tokens but those that would go on behind the mark in the same token, or end the output where it must go
+    /// on; `None` when there is none.
+    fn unbarred(&mut self) -> Option<()> {
         let (mark, tail) = self.watched()?;
-        let overruns: Vec<u32> = (self.tokens.closing.iter().copied())
+        let mut barred: Vec<u32> = (self.tokens.closing.iter().copied())
             .filter(|&id| matches!(Self::watch(&self.tokens, mark, &mut tail.to_vec(), id), Watched::Overrun))
             .collect();
-        if overruns.is_empty() {
+        if self.must_go_on() {
+            barred.extend(self.tokens.stops());
+        }
+        if barred.is_empty() {
             return None;
         }
         self.mask.fill();
-        for id in overruns {
+        for id in barred {
             self.mask.remove(id);
         }
         Some(())
@@ -211,7 +220,7 @@ fn opens(seen: &[u8], more: &[u8]) -> bool {
 impl Constraint for Guide {
     fn mask(&mut self) -> Result<Option<&TokenMask>> {
         if self.watched().is_some() {
-            return Ok(self.not_overrun().map(|()| &self.mask));
+            return Ok(self.unbarred().map(|()| &self.mask));
         }
         match &mut self.state {
             State::Answer(matched) | State::Calls(matched) => return matched.mask().map(Some),
@@ -302,6 +311,9 @@ impl Constraint for Guide {
                 }
             }
             State::Reasoning(tail) => {
+                if stop && matches!(self.goal, Goal::Grammar(_)) {
+                    return Err(refused());
+                }
                 let mut tail = tail.clone();
                 match Self::watch(&self.tokens, THINK_END, &mut tail, token) {
                     Watched::Not => Some(State::Reasoning(tail)),
@@ -329,7 +341,11 @@ impl Constraint for Guide {
         if let Some((mark, tail)) = self.watched() {
             let mut tail = tail.to_vec();
             let mut valid = 0;
+            let goes_on = self.must_go_on();
             for &token in tokens {
+                if goes_on && self.tokens.is_stop(token) {
+                    return Ok(valid);
+                }
                 match Self::watch(&self.tokens, mark, &mut tail, token) {
                     Watched::Not => valid += 1,
                     // What follows the mark is not looked into.

@@ -92,7 +92,12 @@ impl Tokens {
     }
 
     pub(super) fn is_stop(&self, id: u32) -> bool {
-        self.trie().eos_tokens().contains(&id)
+        self.stops().any(|stop| stop == id)
+    }
+
+    /// Ids that end a text.
+    pub(super) fn stops(&self) -> impl Iterator<Item = u32> {
+        self.trie().eos_tokens().iter().copied()
     }
 
     /// Whether a mark is one special token, which grammars name in another way than text.
