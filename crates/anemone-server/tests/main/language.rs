@@ -49,7 +49,7 @@ fn defaults() -> GenerateOptions {
     GenerateOptions { sampling: SamplingParams::greedy(), stop_ids: vec![2, 7], ..GenerateOptions::default() }
 }
 
-fn app(batch: BatchOptions) -> App {
+pub(crate) fn app(batch: BatchOptions) -> App {
     app_with(defaults(), batch)
 }
 

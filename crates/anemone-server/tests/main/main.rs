@@ -6,6 +6,7 @@ mod decisions;
 mod exchanges;
 mod hostile;
 mod language;
+mod mutations;
 mod order;
 mod sockets;
 mod support;
