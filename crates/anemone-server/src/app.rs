@@ -177,6 +177,10 @@ impl App {
 }
 
 async fn health(State(app): State<App>, headers: HeaderMap) -> Response {
+    if !app.languages().iter().all(Language::is_running) {
+        let detail = "a language model's thread has ended; the server's log says why, restart it";
+        return Refusal::new(StatusCode::SERVICE_UNAVAILABLE, detail).into_response();
+    }
     json(&models::health(&app.worker().loaded(), app.models(), app.knows(&headers)))
 }
 

@@ -3,7 +3,7 @@
 mod meters;
 mod worker;
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use anemone_session::{
     BatchOptions, ChatTemplate, ConstraintVocabulary, GenerateOptions, Generation, Job, Together, Tokenizer,
@@ -46,6 +46,9 @@ struct Inner {
     format: ToolFormat,
     defaults: GenerateOptions,
     context_len: usize,
+    max_sequences: usize,
+    /// Gone when the thread is.
+    thread: Weak<()>,
     commands: std::sync::mpsc::Sender<Command>,
     meters: Arc<Meters>,
 }
@@ -85,7 +88,8 @@ impl Language {
         let LanguageModel { name, engine, tokenizer, template, defaults, batch } = model;
         let (tokenizer, meters) = (Arc::new(tokenizer), Arc::new(Meters::default()));
         let context_len = engine.context_len();
-        let commands = worker::start(engine, Arc::clone(&tokenizer), batch, Arc::clone(&meters))?;
+        let max_sequences = batch.max_sequences;
+        let (commands, thread) = worker::start(engine, Arc::clone(&tokenizer), batch, Arc::clone(&meters))?;
         let format = ToolFormat::detect(template.source());
         Ok(Self(Arc::new(Inner {
             name,
@@ -95,6 +99,8 @@ impl Language {
             format,
             defaults,
             context_len,
+            max_sequences,
+            thread,
             commands,
             meters,
         })))
@@ -137,6 +143,16 @@ impl Language {
 
     pub(crate) fn context_len(&self) -> usize {
         self.0.context_len
+    }
+
+    /// Most continuations one prompt can have.
+    pub(crate) fn max_sequences(&self) -> usize {
+        self.0.max_sequences
+    }
+
+    /// Whether its thread is there; after a panic it is not.
+    pub(crate) fn is_running(&self) -> bool {
+        self.0.thread.strong_count() > 0
     }
 
     pub(crate) fn meters(&self) -> &Meters {

@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Instant;
 
@@ -20,19 +20,23 @@ pub(super) struct Command {
     pub(super) accepted: oneshot::Sender<anemone_session::Result<()>>,
 }
 
+/// Starts the thread; the pointer is dead when the thread is.
 pub(super) fn start<E: Together + 'static>(
     engine: E,
     tokenizer: Arc<Tokenizer>,
     options: BatchOptions,
     meters: Arc<Meters>,
-) -> Result<Sender<Command>> {
+) -> Result<(Sender<Command>, Weak<()>)> {
     let (commands, queue) = channel();
+    let here = Arc::new(());
+    let thread = Arc::downgrade(&here);
     let run = move || {
+        let _here = here;
         let batch = Batch::new(engine, &tokenizer, options);
         Worker { batch, listeners: BTreeMap::new(), meters }.run(&queue);
     };
     thread::Builder::new().name("language".to_owned()).spawn(run).map_err(Error::Thread)?;
-    Ok(commands)
+    Ok((commands, thread))
 }
 
 /// Who hears of a sequence.

@@ -1,6 +1,6 @@
 //! `/v1/completions`.
 
-use anemone_session::{FinishReason, Generation, Job};
+use anemone_session::{Detokenizer, FinishReason, Generation, Job};
 use axum::extract::Request;
 use axum::response::Response;
 use serde::Deserialize;
@@ -8,15 +8,13 @@ use serde_json::{Map, Value, json};
 use tokio::sync::mpsc;
 
 use super::fields::Fields;
-use super::generation::{Common, Usage};
+use super::generation::{Common, MOST_CHOICES, Usage};
 use super::refusal::{ApiError, Checked, respond};
 use super::stream::{self, Chunks};
 use super::{now, tokens, unique};
 use crate::app::App;
 use crate::language::{Language, Update, Updates};
 
-/// Most prompts of a request.
-const MOST_PROMPTS: usize = 128;
 /// Most alternatives of a token; OpenAI has 5, evaluation harnesses ask for a few more.
 const MOST_TOP: usize = 20;
 /// Tokens where a request does not say how many.
@@ -35,12 +33,14 @@ pub(crate) async fn create(app: &App, request: Request) -> Checked<Response> {
     let (permit, bytes) = app.admit_bytes(request).await?;
     let reader = app.clone();
     let read = tokio::task::spawn_blocking(move || Completion::read(&reader, &bytes));
-    let (completion, jobs) = read.await.map_err(|_| ApiError::failed())??;
+    let (completion, prompts, common) = read.await.map_err(|_| ApiError::failed())??;
     drop(permit);
     let per_job = completion.best_of;
-    let mut all = Vec::with_capacity(jobs.len());
-    for job in jobs {
-        let updates = completion.language.submit(job).await;
+    let mut all = Vec::with_capacity(prompts.len());
+    for prompt in prompts {
+        // Made when it is handed over, because options may be large.
+        let continuations = common.each(per_job).into_iter().map(|options| (options, None)).collect();
+        let updates = completion.language.submit(Job { prompt, continuations }).await;
         all.push(updates.map_err(|r| ApiError::rejected(&r, "prompt"))?);
     }
     let updates = join(all, per_job);
@@ -98,13 +98,16 @@ struct Choice {
     /// Text that was streamed.
     sent: usize,
     tokens: Vec<Token>,
+    /// Characters of the tokens that were told of, and the last of these.
+    offset: usize,
+    last: Option<u32>,
     total: f32,
     drawn: usize,
     finish: Option<&'static str>,
 }
 
 impl Completion {
-    fn read(app: &App, bytes: &[u8]) -> Checked<(Self, Vec<Job>)> {
+    fn read(app: &App, bytes: &[u8]) -> Checked<(Self, Vec<Vec<u32>>, Common)> {
         let mut fields = Fields::parse(bytes)?;
         let language = app.language(fields.take::<String>("model", "a string")?.as_deref())?;
         let expected = "a string, a list of strings, a list of token ids or a list of such lists";
@@ -114,7 +117,8 @@ impl Completion {
         common.options.max_new_tokens = Some(stated.unwrap_or(MAX_TOKENS));
         let logprobs = fields.count("logprobs", 0..=MOST_TOP)?;
         let echo = fields.flag("echo")?;
-        let best_of = fields.count("best_of", 1..=128)?.unwrap_or(common.n);
+        let best_of =
+            fields.count("best_of", 1..=MOST_CHOICES.min(language.max_sequences()))?.unwrap_or(common.n);
         if best_of < common.n {
             return Err(ApiError::field("best_of", &format!("must be 'n' ({}) or more", common.n)));
         }
@@ -134,8 +138,11 @@ impl Completion {
             Some(Prompts::Texts(texts)) => texts.iter().map(|text| encode(text)).collect::<Checked<_>>()?,
             Some(Prompts::Lists(lists)) => lists,
         };
-        if prompts.is_empty() || prompts.len() > MOST_PROMPTS {
-            return Err(ApiError::field("prompt", &format!("must be 1 to {MOST_PROMPTS} prompts")));
+        if prompts.is_empty() || prompts.len() * best_of > MOST_CHOICES {
+            let most = MOST_CHOICES / best_of;
+            let each =
+                if best_of == 1 { String::new() } else { format!(" where each has {best_of} continuations") };
+            return Err(ApiError::field("prompt", &format!("must be 1 to {most} prompts{each}")));
         }
         // Choosing the best needs the log probabilities, which come with every token anyway.
         common.options.top_logprobs = logprobs.unwrap_or(0);
@@ -154,13 +161,6 @@ impl Completion {
                 choices.push(choice);
             }
         }
-        let jobs = prompts
-            .into_iter()
-            .map(|prompt| Job {
-                prompt,
-                continuations: common.each(best_of).into_iter().map(|options| (options, None)).collect(),
-            })
-            .collect();
         let completion = Self {
             language,
             id: unique("cmpl-"),
@@ -173,7 +173,7 @@ impl Completion {
             choices,
             usage: Usage::default(),
         };
-        Ok((completion, jobs))
+        Ok((completion, prompts, common))
     }
 
     fn take(&mut self, number: usize, update: Update) -> Checked<()> {
@@ -207,8 +207,8 @@ impl Completion {
         for group in self.choices.chunks_mut(self.best_of) {
             // The likeliest by the mean of its tokens' log probabilities.
             group.sort_by(|a, b| b.mean().total_cmp(&a.mean()));
-            for choice in group.iter().take(self.n) {
-                let logprobs = self.logprobs.map(|_| choice.logprobs(&self.language, 0));
+            for choice in group.iter_mut().take(self.n) {
+                let logprobs = self.logprobs.map(|_| choice.logprobs(&self.language));
                 choices.push(json!({
                     "index": choices.len(), "text": choice.text, "logprobs": logprobs, "finish_reason": choice.finish,
                 }));
@@ -242,9 +242,8 @@ impl Completion {
         let language = self.language.clone();
         let choice = &mut self.choices[index];
         let text = choice.text[choice.sent..].to_owned();
-        let logprobs = self.logprobs.map(|_| choice.logprobs(&language, choice.sent));
+        let logprobs = self.logprobs.map(|_| choice.logprobs(&language));
         choice.sent = choice.text.len();
-        choice.tokens.clear();
         let finish = choice.finish;
         self.chunk(&json!([{"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}]))
     }
@@ -259,21 +258,29 @@ impl Choice {
         if self.drawn == 0 { 0.0 } else { self.total / self.drawn as f32 }
     }
 
-    /// OpenAI's four lists, of the tokens that are held; `offset` is where their text begins.
-    fn logprobs(&self, language: &Language, offset: usize) -> Value {
+    /// OpenAI's four lists, of the tokens that were not told of yet. Offsets are characters of the choice's text, in which
+    /// special tokens have none.
+    fn logprobs(&mut self, language: &Language) -> Value {
         let tokenizer = language.tokenizer();
-        let (mut texts, mut offsets, mut at) = (Vec::new(), Vec::new(), offset);
+        let (mut texts, mut offsets) = (Vec::new(), Vec::new());
         let (mut values, mut alternatives) = (Vec::new(), Vec::new());
+        let mut decoder = Detokenizer::new(tokenizer, true);
+        let mut width = |id| decoder.push(id).ok().flatten().map_or(0, |text| text.chars().count());
+        // What a token adds depends on the one before it.
+        if let Some(last) = self.last {
+            width(last);
+        }
         for (id, logprob, top) in &self.tokens {
-            let text = tokens::text(tokenizer, *id);
-            offsets.push(at);
-            at += text.chars().count();
-            texts.push(text);
+            offsets.push(self.offset);
+            self.offset += width(*id);
+            self.last = Some(*id);
+            texts.push(tokens::text(tokenizer, *id));
             values.push(logprob.map(tokens::finite));
             let top: Map<String, Value> =
                 top.iter().map(|(id, p)| (tokens::text(tokenizer, *id), tokens::finite(*p).into())).collect();
             alternatives.push(if logprob.is_none() { Value::Null } else { Value::Object(top) });
         }
+        self.tokens.clear();
         json!({
             "tokens": texts, "token_logprobs": values, "top_logprobs": alternatives, "text_offset": offsets,
         })

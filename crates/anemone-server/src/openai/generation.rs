@@ -8,8 +8,8 @@ use super::fields::Fields;
 use super::refusal::{ApiError, Checked};
 use crate::language::Language;
 
-/// Most continuations of a prompt.
-const MOST_CHOICES: usize = 128;
+/// Most continuations of a request, those of all its prompts together.
+pub(super) const MOST_CHOICES: usize = 128;
 
 #[derive(Deserialize)]
 #[serde(untagged)]
@@ -66,7 +66,7 @@ impl Common {
             min_new_tokens: fields.count("min_tokens", 0..=usize::MAX)?.unwrap_or(0),
             ..defaults.clone()
         };
-        let n = fields.count("n", 1..=MOST_CHOICES)?.unwrap_or(1);
+        let n = fields.count("n", 1..=MOST_CHOICES.min(language.max_sequences()))?.unwrap_or(1);
         let stream = fields.flag("stream")?;
         let asked: Option<StreamOptions> =
             fields.take("stream_options", "an object like {\"include_usage\": true}")?;

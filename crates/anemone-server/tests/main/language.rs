@@ -8,8 +8,8 @@ use anemone_checkpoint::Checkpoint;
 use anemone_cpu::{Arithmetic, Engine, Layout, Model, Options as CpuOptions};
 use anemone_server::{App, Language, LanguageModel, Options};
 use anemone_session::{
-    BatchOptions, ChatTemplate, Event, GenerateOptions, Generation, Message, ModelId, PrefixCache,
-    RenderOptions, SamplingParams, TemplateTokens, Tokenizer, generate,
+    BatchOptions, ChatTemplate, EngineError, Event, GenerateOptions, Generation, Message, ModelId, Part,
+    PrefixCache, RenderOptions, SamplingParams, TemplateTokens, Together, Tokenizer, generate,
 };
 use axum::body::Body;
 use serde_json::{Value, json};
@@ -295,7 +295,7 @@ fn tokens_go_both_ways() {
 }
 
 /// Route, request, and what it is refused with: status, field, words of the message.
-const WRONG: [(&str, &str, u16, Option<&str>, &str); 24] = [
+const WRONG: [(&str, &str, u16, Option<&str>, &str); 26] = [
     (CHAT, r"[]", 400, None, "object"),
     (CHAT, r#"{"messages": "#, 400, None, "JSON"),
     (CHAT, r#"{"messages": []}"#, 400, Some("messages"), "not empty"),
@@ -372,9 +372,15 @@ const WRONG: [(&str, &str, u16, Option<&str>, &str); 24] = [
     (COMPLETE, r#"{"prompt": []}"#, 400, Some("prompt"), "empty"),
     (COMPLETE, r#"{"prompt": [99999]}"#, 400, Some("prompt"), "99999"),
     (COMPLETE, r#"{"prompt": "x", "best_of": 1, "n": 2}"#, 400, Some("best_of"), "'n' (2)"),
+    (COMPLETE, r#"{"prompt": "x", "best_of": 5}"#, 400, Some("best_of"), "1 to 4"),
+    (COMPLETE, MANY, 400, Some("prompt"), "1 to 42 prompts where each has 3 continuations"),
     ("/tokenize", r"{}", 400, Some("prompt"), "messages"),
     ("/detokenize", r#"{"tokens": [1, 5000]}"#, 400, Some("tokens[1]"), "2047"),
 ];
+
+/// 43 prompts with three continuations each.
+const MANY: &str = r#"{"n": 3, "prompt": ["a","a","a","a","a","a","a","a","a","a","a","a","a","a","a","a","a","a","a","a","a","a",
+    "a","a","a","a","a","a","a","a","a","a","a","a","a","a","a","a","a","a","a","a","a"]}"#;
 
 #[test]
 fn what_is_wrong_is_named() {
@@ -426,5 +432,119 @@ fn a_client_that_goes_frees_its_place_and_one_too_many_is_told_so() {
             }
         }
         panic!("the places were not given back");
+    });
+}
+
+#[test]
+fn offsets_are_places_in_the_text() {
+    runtime().block_on(async {
+        let app = app(BatchOptions::default());
+        let request = json!({"prompt": "é é once upon a", "max_tokens": 8, "temperature": 1, "seed": 4, "echo": true,
+            "logprobs": 1, "n": 2});
+        let whole = body(&post(&app, COMPLETE, request.to_string()).await);
+        let mut streamed = request;
+        streamed["stream"] = true.into();
+        let pieces = events(&post(&app, COMPLETE, streamed.to_string()).await);
+        let prompt = tokenizer().encode("é é once upon a", true).unwrap().len();
+        for choice in whole["choices"].as_array().unwrap() {
+            let text = choice["text"].as_str().unwrap();
+            let list = |key: &str| choice["logprobs"][key].as_array().unwrap().clone();
+            let (tokens, offsets) = (list("tokens"), list("text_offset"));
+            assert!(tokens.len() > prompt && offsets.len() == tokens.len(), "{choice}");
+            assert_eq!((&tokens[0], &offsets[0]), (&json!("<|startoftext|>"), &json!(0)));
+            for (token, offset) in tokens.iter().zip(&offsets).skip(1) {
+                let (token, offset) = (token.as_str().unwrap(), offset.as_u64().unwrap());
+                let rest: String = text.chars().skip(offset as usize).collect();
+                assert!(token.contains('\u{fffd}') || rest.starts_with(token), "{token:?} at {offset}: {rest}");
+            }
+            // Streamed, the lists come in pieces.
+            let own: Vec<&Value> =
+                pieces.iter().map(|e| &e["choices"][0]).filter(|c| c["index"] == choice["index"]).collect();
+            for key in ["tokens", "text_offset", "token_logprobs", "top_logprobs"] {
+                let joined: Vec<Value> =
+                    own.iter().flat_map(|c| c["logprobs"][key].as_array().unwrap().clone()).collect();
+                assert_eq!(joined, list(key), "{key}");
+            }
+        }
+    });
+}
+
+/// An engine that panics when it is used.
+struct Panics;
+
+impl anemone_session::Engine for Panics {
+    fn vocab_size(&self) -> usize {
+        2048
+    }
+
+    fn context_len(&self) -> usize {
+        64
+    }
+
+    fn position(&self) -> usize {
+        0
+    }
+
+    fn feed(&mut self, _: &[u32]) -> Result<&[f32], EngineError> {
+        panic!("on purpose")
+    }
+
+    fn feed_all(&mut self, _: &[u32]) -> Result<&[f32], EngineError> {
+        panic!("on purpose")
+    }
+
+    fn rewind(&mut self, _: usize) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    fn reset(&mut self) {}
+}
+
+impl Together for Panics {
+    fn sibling(&self) -> Option<Self> {
+        Some(Self)
+    }
+
+    fn copy_from(&mut self, _: &Self) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    fn feed_together(
+        _: &mut [Part<'_, Self>],
+        _: &mut dyn FnMut(usize, usize, &[f32]),
+    ) -> Vec<Result<(), EngineError>> {
+        panic!("on purpose")
+    }
+}
+
+#[test]
+fn a_model_that_panics_is_told_of_and_nobody_waits_for_it() {
+    runtime().block_on(async {
+        let tokenizer = tokenizer();
+        let template = template(&tokenizer);
+        let (defaults, batch) = (defaults(), BatchOptions::default());
+        let model =
+            LanguageModel { name: "bad".into(), engine: Panics, tokenizer, template, defaults, batch };
+        let languages = vec![Language::start(model).unwrap()];
+        let app =
+            App::new(models(assets(), &[("demo", "laya-demo")]), languages, Options::default()).unwrap();
+        let health = async || send(&app, "GET", "/health", &[], Body::empty()).await.status.as_u16();
+        assert_eq!(health().await, 200);
+        let streamed = post(&app, CHAT, user("hi", json!({"stream": true}))).await;
+        assert!(
+            streamed.text.contains("the model failed") && !streamed.text.contains("[DONE]"),
+            "{}",
+            streamed.text
+        );
+        for _ in 0..2 {
+            assert_eq!(post(&app, CHAT, user("hi", json!({}))).await.status.as_u16(), 500);
+        }
+        for _ in 0..200 {
+            if health().await == 503 {
+                return;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+        panic!("health does not tell");
     });
 }
