@@ -282,4 +282,17 @@ fn an_overflow_is_reported_and_leaves_nothing_behind() {
         engine.rewind(2).unwrap();
         assert_eq!(bits(engine.feed(&[3], LogitsOf::Last).unwrap()), expected);
     }
+    // In company it is emptied, and the others go on.
+    let (mut first, mut second) = (engine.sibling(), engine.sibling());
+    let mut last = None;
+    let mut parts = [
+        Part { engine: &mut first, tokens: &[1, 2, 7], want: LogitsOf::Last },
+        Part { engine: &mut second, tokens: &[1, 2, 3], want: LogitsOf::Last },
+    ];
+    let results = feed_together(&mut parts, &mut |part, _, logits| last = Some((part, bits(logits))));
+    let error = results[0].as_ref().unwrap_err().to_string();
+    assert!(error.contains("not finite although every weight is"), "{error}");
+    assert!(results[1].is_ok() && last == Some((1, expected.clone())));
+    assert_eq!((first.position(), second.position()), (0, 3));
+    assert_eq!(bits(first.feed(&[1, 2, 3], LogitsOf::Last).unwrap()), expected);
 }

@@ -508,6 +508,10 @@ fn reasoning_is_free_and_what_follows_is_not() {
     assert!(open.forced().unwrap().is_empty());
     assert_eq!(feed(&mut open, &tokenizer, "{"), "");
     assert_eq!(tokenizer.decode(&open.forced().unwrap(), false).unwrap(), "\"a\": 1}");
+    // Only so much white space comes between.
+    let mut open = with(Reasoning::Open);
+    assert_eq!(feed(&mut open, &tokenizer, "hm</think>    "), " ");
+    assert_eq!(feed(&mut open, &tokenizer, "{"), "");
     // Reasoning that ended the output would leave it without what was asked for.
     let stop = tokenizer.stop_ids(&[])[0];
     let mut open = with(Reasoning::Open);

@@ -89,6 +89,10 @@ fn a_prompt_is_computed_once_for_all_its_continuations() {
     batch.submit(job(&[1, 2, 3, 4, 5], (0..3).map(|seed| options(seed, 4)))).unwrap();
     batch.step(&mut |_, _| ControlFlow::Continue(()));
     assert_eq!(batch.running.len(), 3);
+    assert!(
+        batch.running.iter().all(|slot| slot.reserved == 5 + 4),
+        "each holds back what it may come to hold"
+    );
     assert_eq!(batch.running[0].engine.calls, [Call::Reset, Call::Feed(vec![1, 2, 3, 4])]);
     assert!(
         batch.running[1..]
@@ -114,8 +118,12 @@ fn a_long_prompt_delays_no_one_by_more_than_a_piece() {
     for prompt in [[3; 40], [4; 40]] {
         batch.submit(job(&prompt, [options(2, 5)])).unwrap();
     }
-    for _ in 0..20 {
+    let held = |batch: &Batch<'_, FakeEngine>| -> Vec<usize> {
+        batch.running.iter().skip(1).map(|slot| slot.engine.held.len()).collect()
+    };
+    for round in 0..20 {
         let mut tokens = 0;
+        let before: usize = held(&batch).iter().sum();
         batch.step(&mut |id, progress| {
             tokens += usize::from(id == first && matches!(progress, Progress::Event(Event::Token { .. })));
             ControlFlow::Continue(())
@@ -126,9 +134,12 @@ fn a_long_prompt_delays_no_one_by_more_than_a_piece() {
             _ => 0,
         });
         assert!(fed.clone().all(|n| n <= 4), "{:?}", fed.collect::<Vec<_>>());
+        // Both prompts get on, in turns, and share what is allowed.
+        let now = held(&batch);
+        assert!(round >= 18 || now.iter().sum::<usize>() - before <= 4, "{now:?} after {before}");
+        assert!(now[0].abs_diff(now[1]) <= 4, "{now:?}");
     }
-    // Both prompts got on, in turns.
-    let held: Vec<usize> = batch.running[1..].iter().map(|slot| slot.engine.held.len()).collect();
+    let held = held(&batch);
     assert!(held.iter().all(|&n| n >= 40), "{held:?}");
 }
 

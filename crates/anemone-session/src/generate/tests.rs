@@ -322,6 +322,7 @@ fn stop_tokens_wait_for_the_least_length() {
     let g = run_script(&script, &options);
     assert_eq!(g.finish_reason, FinishReason::Stop(StopCause::Token(0)));
     assert!(g.token_ids.len() >= 4 && g.token_ids[..2] == [1, 2], "{:?}", g.token_ids);
+    assert_eq!(run_script(&[0; 6], &options).token_ids.len(), 4, "and no longer");
 }
 
 /// Allows letters in order, and is complete after four.

@@ -166,6 +166,12 @@ fn a_full_cache_keeps_the_beginning_and_disturbs_nothing() {
     let one = PrefixCache::new(model(), 4 * B + 4 * B + 256);
     one.keep(&held(&tokens), &tokens);
     assert_eq!(one.restore(&mut FakeEngine::new(16 * B), &tokens, 0), Some(B));
+    // What goes for another text is the end of this one, not its beginning.
+    let three = PrefixCache::new(model(), 3 * (4 * B + 4 * B + 256));
+    three.keep(&held(&tokens[..3 * B]), &tokens[..3 * B]);
+    let other = text(2, B);
+    three.keep(&held(&other), &other);
+    assert_eq!(three.restore(&mut FakeEngine::new(16 * B), &tokens, 0), Some(2 * B));
     let none = PrefixCache::new(model(), 0);
     let mut engine = held(&tokens);
     none.keep(&engine, &tokens);

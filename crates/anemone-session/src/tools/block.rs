@@ -388,6 +388,8 @@ mod tests {
         assert!(items.is_empty());
         block.push(", g(", &tools, &mut items);
         assert_eq!(items.len(), 1);
+        block.push(r"b='it\'s (', c=[1]), h(", &tools, &mut items);
+        assert_eq!(items.len(), 2);
     }
 
     #[test]

@@ -59,6 +59,17 @@ fn blocks_are_written_whole_and_for_this_user() {
 }
 
 #[test]
+fn a_file_under_another_name_is_not_believed() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = Disk::open(dir.path(), 1 << 20).unwrap();
+    put(&disk, 1);
+    // The same tokens after other ones, or of another model.
+    fs::copy(disk.path(&key(1)), disk.path(&key(2))).unwrap();
+    assert_eq!(disk.read(&key(2), &tokens(1), BYTES), None);
+    assert_eq!(get(&disk, 1), Some(block(1)));
+}
+
+#[test]
 fn no_damage_is_believed() {
     let dir = tempfile::tempdir().unwrap();
     let disk = Disk::open(dir.path(), 1 << 20).unwrap();
