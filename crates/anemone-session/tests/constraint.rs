@@ -303,6 +303,17 @@ fn what_is_wrong_is_named_with_its_place() {
     assert!(e.starts_with("schema: #/anyOf/1: ") && e.contains("not"), "{e}");
     let e = error(Grammar::JsonSchema(json!({"type": "array", "items": {"$ref": "#/$defs/none"}})));
     assert!(e.starts_with("schema: #/items: ") && e.contains("none"), "{e}");
+    for endless in [json!({"$ref": "#"}), json!({"anyOf": [{"$ref": "#"}]})] {
+        let e = error(Grammar::JsonSchema(endless));
+        assert!(e.starts_with("schema: ") && e.contains("no text can be written"), "{e}");
+    }
+    // Whether the library can negate it depends on how it was built; what it says when it cannot is one plain line.
+    let beyond = Grammar::JsonSchema(json!({"type": "integer", "minimum": -1e300, "maximum": 1e300}));
+    let options = ConstraintOptions { answer: Some(&beyond), ..ConstraintOptions::default() };
+    if let Err(e) = vocabulary.guide(&options) {
+        let e = e.to_string();
+        assert!(e.starts_with("schema: ") && !e.contains("backtrace") && !e.contains("panic"), "{e}");
+    }
     let e = error(Grammar::JsonSchema(json!({"$ref": "http://example.com/schema"})));
     assert!(e.starts_with("schema: "), "{e}");
     for (grammar, start) in [
@@ -315,6 +326,7 @@ fn what_is_wrong_is_named_with_its_place() {
         (Grammar::Lark("start: nothing".into()), "grammar: "),
         (Grammar::Lark(String::new()), "grammar: is empty"),
         (Grammar::Lark("begin: \"a\"".into()), "grammar: "),
+        (Grammar::Lark("start: start".into()), "grammar: no text can be written"),
         (Grammar::Lark("start: <|nope|>".into()), "grammar: "),
         (Grammar::Lark("start: \"a\n".into()), "grammar: "),
     ] {
@@ -330,7 +342,7 @@ fn what_is_wrong_is_named_with_its_place() {
         Tools::from_json(&[json!({"name": "f", "parameters": {"properties": {"a": {"not": {}}}}})]).unwrap();
     let broken = ConstraintOptions { tools: Some(&tools), ..ConstraintOptions::default() };
     let e = vocabulary.guide(&broken).unwrap_err().to_string();
-    assert!(e.starts_with("tools: ") && e.contains("not"), "{e}");
+    assert!(e.starts_with("tools: the parameters of \"f\": #/properties/a: ") && e.contains("not"), "{e}");
 }
 
 #[test]

@@ -114,16 +114,26 @@ fn try_compile(
 ) -> Result<Matcher, String> {
     let grammar = TopLevelGrammar { grammars, max_tokens: None };
     let parser = vocabulary.factory.create_parser(grammar).map_err(|e| message(&format!("{e:#}")))?;
-    let matcher = Matcher::new(Ok(parser));
-    match matcher.get_error() {
-        Some(problem) => Err(message(&problem)),
-        None => Ok(matcher),
+    let mut matcher = Matcher::new(Ok(parser));
+    if let Some(problem) = matcher.get_error() {
+        return Err(message(&problem));
+    }
+    // What can never begin, or is too large for the first token already, is a fault of the grammar and not of the generation.
+    match matcher.compute_mask_or_eos() {
+        Ok(_) => Ok(matcher),
+        Err(error) => Err(message(&error.to_string())),
     }
 }
 
-/// The library's message on one line.
+/// The library's message on one line; of a panic it caught, without the backtrace.
 pub(super) fn message(text: &str) -> String {
+    if text.contains("NoExtensionBias") {
+        return "no text can be written under it; give a rule or reference that needs itself a way to end"
+            .to_owned();
+    }
     let text = text.split("<non-verbose").next().unwrap_or(text);
+    let text = text.split("<backtrace>").next().unwrap_or(text);
+    let text = &text.replacen("panic: ", "cannot be compiled: ", 1);
     let mut line = text.split_whitespace().collect::<Vec<_>>().join(" ");
     if let Some((cut, _)) = line.char_indices().nth(LONGEST_MESSAGE) {
         line.truncate(cut);

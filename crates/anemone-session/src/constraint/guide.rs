@@ -4,12 +4,14 @@ use std::sync::Arc;
 use super::matched::Matched;
 use super::vocabulary::{ConstraintVocabulary, Tokens};
 use super::{Constraint, TokenMask, calls, grammar};
-use crate::{Error, Grammar, Result, ToolChoice, ToolFormat, Tools};
+use crate::{Error, Grammar, Result, Tool, ToolChoice, ToolFormat, Tools};
 
 const THINK: &str = "<think>";
 const THINK_END: &str = "</think>";
 /// Tokens of white space that may come between the reasoning and the text.
 const MOST_SPACE: u8 = 3;
+/// Most tools that are looked at to find the one that cannot be used.
+const MOST_BLAMED: usize = 100;
 
 /// Whether the model reasons before its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -90,6 +92,20 @@ impl ConstraintVocabulary {
         Ok(Some(Guide { tokens: self.tokens.clone(), goal, state, mask: TokenMask::none(self.vocab_size()) }))
     }
 
+    /// What is wrong with the tools, told of the first whose parameters cannot be used by themselves.
+    fn blame(&self, tools: &[&Tool], error: Error) -> Error {
+        for tool in tools.iter().take(MOST_BLAMED) {
+            let parameters = Grammar::JsonSchema(tool.parameters.clone());
+            let alone =
+                parameters.named("answer").and_then(|g| grammar::compile(self, vec![g], Some(&parameters)));
+            if let Err(Error::Grammar { problem, .. }) = alone {
+                let problem = format!("the parameters of {:?}: {problem}", tool.name);
+                return Error::Grammar { what: "tools", problem };
+            }
+        }
+        error
+    }
+
     fn goal(&self, options: &ConstraintOptions<'_>) -> Result<Option<Goal>> {
         let error = |problem: String| Error::Grammar { what: "tool_choice", problem };
         let none = Tools::default();
@@ -122,11 +138,14 @@ impl ConstraintVocabulary {
             (None, true) => return Ok(None),
             (None, false) => {
                 let main = lark(format!("start: calls\n{}", rules(false)))?;
-                let calls = Matched::new(grammar::compile(self, vec![main], None)?, self);
+                let calls = grammar::compile(self, vec![main], None).map_err(|e| self.blame(&chosen, e))?;
+                let calls = Matched::new(calls, self);
                 return Ok(Some(Goal::Watch { mark: options.format.start(), calls }));
             }
         };
-        Ok(Some(Goal::Grammar(Matched::new(grammar::compile(self, grammars, blame)?, self))))
+        let matcher = grammar::compile(self, grammars, blame);
+        let matcher = if blame.is_none() { matcher.map_err(|e| self.blame(&chosen, e)) } else { matcher };
+        Ok(Some(Goal::Grammar(Matched::new(matcher?, self))))
     }
 }
 

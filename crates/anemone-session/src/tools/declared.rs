@@ -1,6 +1,6 @@
 use serde_json::Value;
 
-use super::literal::Kind;
+use super::literal::{Kind, is_name};
 use crate::{Error, Result};
 
 /// A function offered to the model.
@@ -47,7 +47,15 @@ impl Tools {
             };
             let function = tool.get("function").unwrap_or(tool);
             let name = match function.get("name") {
-                Some(Value::String(name)) if !name.trim().is_empty() => name.clone(),
+                Some(Value::String(name)) if !name.trim().is_empty() => {
+                    if let Some(strange) = name.chars().find(|&c| !is_name(c)) {
+                        let problem = format!(
+                            "{name:?} has {strange:?}, which no call can be written with; use letters, digits and _ - . / :"
+                        );
+                        return Err(error(".name", &problem));
+                    }
+                    name.clone()
+                }
                 Some(_) => {
                     return Err(error(".name", "is not a name; write the function's name as a string"));
                 }
@@ -194,6 +202,8 @@ mod tests {
         for (bad, place) in [
             (json!([{"name": "f"}, {"function": {}}]), "tools: tools[1].name is missing"),
             (json!([{"name": ""}]), "tools: tools[0].name is not a name"),
+            (json!([{"name": "a b"}]), "tools: tools[0].name \"a b\" has ' ', which no call"),
+            (json!([{"name": "größe"}, {"name": "f(\n"}]), "tools: tools[1].name \"f(\\n\" has '('"),
             (json!([{"name": "f", "parameters": []}]), "tools: tools[0].parameters is not an object"),
             (json!(["{"]), "tools: tools[0] is text that is not JSON"),
             (json!([{"name": "f"}, {"name": "f"}]), "tools: tools[1].name is \"f\" as in tools[0]"),
