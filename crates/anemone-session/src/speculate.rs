@@ -42,7 +42,9 @@ impl Speculation {
     /// Errors for lengths that cannot be used.
     pub fn validate(self) -> Result<()> {
         let problem = match self {
-            Self::Ngram { n: 0, .. } => Some(("spec_n", "is 0; give 1 or more".to_owned())),
+            Self::Ngram { n, .. } if n == 0 || n > MOST_DRAFTS => {
+                Some(("spec_n", format!("is {n}; give 1 to {MOST_DRAFTS}")))
+            }
             Self::Ngram { m, .. } | Self::Auto { most: m } if m == 0 || m > MOST_DRAFTS => {
                 Some(("spec_m", format!("is {m}; give 1 to {MOST_DRAFTS}")))
             }

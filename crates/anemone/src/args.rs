@@ -249,9 +249,9 @@ pub(crate) struct SpeculationArgs {
     /// Guess what followed the latest occurrence of the last --spec-n tokens, as llama.cpp's ngram-simple does
     #[arg(long, conflicts_with = "spec")]
     pub(crate) spec_ngram: bool,
-    /// Tokens to find again
-    #[arg(long, value_name = "N", default_value_t = 12, requires = "spec_ngram")]
-    pub(crate) spec_n: usize,
+    /// Tokens to find again, with --spec-ngram [default: 12]
+    #[arg(long, value_name = "N")]
+    pub(crate) spec_n: Option<usize>,
     /// Most tokens to guess [default: 16, 32 with --spec auto]
     #[arg(long, value_name = "M")]
     pub(crate) spec_m: Option<usize>,
@@ -268,8 +268,11 @@ pub(crate) enum Spec {
 
 impl SpeculationArgs {
     pub(crate) fn speculation(&self) -> Result<Speculation> {
+        if self.spec_n.is_some() && !self.spec_ngram {
+            bail!("--spec-n: no tokens are found again; give --spec-ngram with it, or leave it out");
+        }
         let speculation = if self.spec_ngram {
-            Speculation::Ngram { n: self.spec_n, m: self.spec_m.unwrap_or(16) }
+            Speculation::Ngram { n: self.spec_n.unwrap_or(12), m: self.spec_m.unwrap_or(16) }
         } else if self.spec == Spec::Auto {
             Speculation::Auto { most: self.spec_m.unwrap_or(32) }
         } else if self.spec_m.is_some() {

@@ -119,7 +119,7 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
         tests.extend(counts.iter().filter(|&&n| n > 0).map(|&n| Test::new(kind, n)));
     }
     let longest = tests.iter().map(Test::held).max().unwrap_or(0);
-    ensure!(longest > 0, "--pp and --tg name no test; give one of them a number above 0");
+    ensure!(longest > 0, "--pp, --tg, --vf and --batch name no test; give one of them a number above 0");
     let widest = args.batch.iter().copied().max().unwrap_or(0);
     ensure!(widest <= MOST_SEQUENCES, "--batch {widest}: give {MOST_SEQUENCES} sequences or fewer");
     let needed = args.depth.saturating_add(longest);
@@ -130,7 +130,7 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     let context = loaded.engine.context_len();
     ensure!(
         needed <= context,
-        "--depth {} and a test of {longest} tokens do not fit the context of {context}; lower --depth, --pp or --tg, or {}",
+        "--depth {} and a test of {longest} tokens do not fit the context of {context}; lower --depth, --pp, --tg or --vf, or {}",
         args.depth,
         loaded.longer_context()
     );

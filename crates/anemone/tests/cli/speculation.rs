@@ -66,7 +66,9 @@ fn lengths_and_biases_that_cannot_be_are_refused() {
     for (args, parts) in [
         (&["--spec-m", "4"][..], &["--spec-m", "--spec auto"][..]),
         (&["--spec", "auto", "--spec-m", "65"], &["--spec-m", "65", "64"]),
-        (&["--spec-ngram", "--spec-n", "0"], &["--spec-n", "1 or more"]),
+        (&["--spec-ngram", "--spec-n", "0"], &["--spec-n", "1 to 64"]),
+        (&["--spec-ngram", "--spec-n", "100"], &["--spec-n", "100", "1 to 64"]),
+        (&["--spec", "auto", "--spec-n", "3"], &["--spec-n", "--spec-ngram"]),
         (&["--spec-ngram", "--spec-n", "9", "--spec-m", "8"], &["--spec-m", "9 or more"]),
         (&["--logit-bias", "1:1000"], &["--logit-bias", "ID:X"]),
         (&["--logit-bias", "99999:1"], &["--logit-bias", "99999", "2048"]),
