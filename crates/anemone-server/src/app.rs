@@ -127,12 +127,16 @@ impl App {
         Err(Refusal::new(StatusCode::UNAUTHORIZED, "invalid or missing bearer token"))
     }
 
-    /// The permit of a request that was let in, and its body.
+    /// The permit of a request to decision models that was let in, and its body.
     pub(crate) async fn admit(
         &self,
         request: Request,
     ) -> std::result::Result<(OwnedSemaphorePermit, Value), Refusal> {
         let (permit, bytes) = self.admit_bytes(request).await?;
+        if self.models().models().is_empty() {
+            let missing = "this server has no decision model; start it with one";
+            return Err(Refusal::new(StatusCode::NOT_FOUND, missing));
+        }
         Ok((permit, body::parse(&bytes)?))
     }
 

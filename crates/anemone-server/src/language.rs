@@ -12,6 +12,7 @@ use anemone_session::{
 use tokio::sync::{mpsc, oneshot};
 
 use crate::Result;
+use crate::openai::refusal::ApiError;
 use meters::Meters;
 use worker::Command;
 
@@ -49,6 +50,7 @@ struct Inner {
     max_sequences: usize,
     /// Gone when the thread is.
     thread: Weak<()>,
+    room: usize,
     commands: std::sync::mpsc::Sender<Command>,
     meters: Arc<Meters>,
 }
@@ -66,8 +68,8 @@ pub(crate) enum Update {
     Text(String),
     /// It ended.
     Finished(Box<Generation>),
-    /// It could not go on; the log says why.
-    Failed,
+    /// It could not go on.
+    Failed(ApiError),
 }
 
 /// Steps of a job's continuations, by their number.
@@ -89,6 +91,8 @@ impl Language {
         let (tokenizer, meters) = (Arc::new(tokenizer), Arc::new(Meters::default()));
         let context_len = engine.context_len();
         let max_sequences = batch.max_sequences;
+        let together = if engine.sibling().is_none() { 1 } else { batch.max_sequences };
+        let room = together.saturating_add(batch.max_waiting);
         let (commands, thread) = worker::start(engine, Arc::clone(&tokenizer), batch, Arc::clone(&meters))?;
         let format = ToolFormat::detect(template.source());
         Ok(Self(Arc::new(Inner {
@@ -101,6 +105,7 @@ impl Language {
             context_len,
             max_sequences,
             thread,
+            room,
             commands,
             meters,
         })))
@@ -153,6 +158,11 @@ impl Language {
     /// Whether its thread is there; after a panic it is not.
     pub(crate) fn is_running(&self) -> bool {
         self.0.thread.strong_count() > 0
+    }
+
+    /// Sequences that may run and wait at once.
+    pub(crate) fn room(&self) -> usize {
+        self.0.room
     }
 
     pub(crate) fn meters(&self) -> &Meters {

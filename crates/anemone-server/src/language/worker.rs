@@ -10,6 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::Update;
 use super::meters::Meters;
+use crate::openai::refusal::ApiError;
 use crate::{Error, Result};
 
 /// A job, where its steps go, and where it is told whether it was taken.
@@ -31,9 +32,10 @@ pub(super) fn start<E: Together + 'static>(
     let here = Arc::new(());
     let thread = Arc::downgrade(&here);
     let run = move || {
-        let _here = here;
         let batch = Batch::new(engine, &tokenizer, options);
         Worker { batch, listeners: BTreeMap::new(), meters }.run(&queue);
+        // A panic drops it as well.
+        drop(here);
     };
     thread::Builder::new().name("language".to_owned()).spawn(run).map_err(Error::Thread)?;
     Ok((commands, thread))
@@ -118,7 +120,7 @@ fn tell(
         Progress::Failed(error) => {
             tracing::error!(%error, "a sequence failed");
             meters.failed();
-            (Update::Failed, true)
+            (Update::Failed(ApiError::session(&error, "prompt")), true)
         }
     };
     let Some(listener) = listeners.get_mut(&id) else { return ControlFlow::Break(()) };

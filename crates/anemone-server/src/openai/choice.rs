@@ -2,7 +2,7 @@ use anemone_session::{Answer, Delta, FinishReason, Generation, OutputOptions, Ou
 
 use super::unique;
 use crate::language::Update;
-use crate::openai::refusal::{ApiError, Checked};
+use crate::openai::refusal::Checked;
 
 /// Why a continuation ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,7 +73,7 @@ impl Choice {
                 });
                 Ok(Taken::Ended(deltas, generation))
             }
-            Update::Failed => Err(ApiError::failed()),
+            Update::Failed(error) => Err(error),
         }
     }
 

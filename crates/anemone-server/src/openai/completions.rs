@@ -144,6 +144,13 @@ impl Completion {
                 if best_of == 1 { String::new() } else { format!(" where each has {best_of} continuations") };
             return Err(ApiError::field("prompt", &format!("must be 1 to {most} prompts{each}")));
         }
+        let (asked, room) = (prompts.len() * best_of, language.room());
+        if asked > room {
+            let problem = format!(
+                "asks for {asked} continuations and this server holds {room} at once; send fewer in a request"
+            );
+            return Err(ApiError::field("prompt", &problem));
+        }
         // Choosing the best needs the log probabilities, which come with every token anyway.
         common.options.top_logprobs = logprobs.unwrap_or(0);
         common.options.prompt_logprobs = (echo && logprobs.is_some()).then(|| logprobs.unwrap_or(0));
@@ -193,7 +200,7 @@ impl Completion {
                 choice.finish = Some(finish(&generation));
                 self.usage.add(&generation, number.is_multiple_of(self.best_of), 0);
             }
-            Update::Failed => return Err(ApiError::failed()),
+            Update::Failed(error) => return Err(error),
         }
         Ok(())
     }

@@ -28,10 +28,18 @@ pub(crate) fn messages(value: Option<Value>) -> Checked<Vec<Message>> {
     list.into_iter().enumerate().map(|(i, value)| message(i, value)).collect()
 }
 
+/// What is wrong with a message, without the names our types have.
+fn plain(error: &serde_json::Error) -> String {
+    error
+        .to_string()
+        .replace("struct Message", "an object with role and content")
+        .replace("a sequence", "a list")
+}
+
 fn message(index: usize, value: Value) -> Checked<Message> {
     let at = format!("messages[{index}]");
     let mut message: Message = serde_json::from_value(value)
-        .map_err(|error| ApiError::field(at.as_str(), &format!("is no message: {error}")))?;
+        .map_err(|error| ApiError::field(at.as_str(), &format!("is no message: {}", plain(&error))))?;
     match message.role.as_str() {
         "developer" => "system".clone_into(&mut message.role),
         "system" | "user" | "assistant" | "tool" => {}
@@ -102,6 +110,12 @@ impl Prompt {
     /// Renders and encodes a conversation.
     pub(crate) fn render(language: &Language, messages: &[Message], wishes: Wishes) -> Checked<Self> {
         let Wishes { tools, declared, choice, parallel, answer, kwargs } = wishes;
+        if declared.is_empty() && matches!(choice, ToolChoice::Required | ToolChoice::Named(_)) {
+            return Err(ApiError::field(
+                "tool_choice",
+                "asks for a call and there are no 'tools'; give at least one",
+            ));
+        }
         let options = RenderOptions {
             tools: (!tools.is_empty()).then_some(&tools),
             kwargs,

@@ -64,8 +64,13 @@ impl ApiError {
                 ..Self::new(StatusCode::BAD_REQUEST, message)
             },
             Error::Grammar { what, .. } => {
-                let param = if *what == "schema" { "response_format" } else { what };
-                Self { param: Some(param.to_owned()), ..Self::new(StatusCode::BAD_REQUEST, message) }
+                let param = match *what {
+                    "schema" => Some("response_format".to_owned()),
+                    // The form or the tools; which, is not known while they are followed.
+                    "constraint" => None,
+                    what => Some(what.to_owned()),
+                };
+                Self { param, ..Self::new(StatusCode::BAD_REQUEST, message) }
             }
             Error::EmptyPrompt
             | Error::TokenOutOfRange { .. }

@@ -295,7 +295,7 @@ fn tokens_go_both_ways() {
 }
 
 /// Route, request, and what it is refused with: status, field, words of the message.
-const WRONG: [(&str, &str, u16, Option<&str>, &str); 26] = [
+const WRONG: [(&str, &str, u16, Option<&str>, &str); 33] = [
     (CHAT, r"[]", 400, None, "object"),
     (CHAT, r#"{"messages": "#, 400, None, "JSON"),
     (CHAT, r#"{"messages": []}"#, 400, Some("messages"), "not empty"),
@@ -367,6 +367,45 @@ const WRONG: [(&str, &str, u16, Option<&str>, &str); 26] = [
         Some("model"),
         "stories",
     ),
+    (
+        CHAT,
+        r#"{"messages": [{"role": "user", "content": "x"}], "tools": [], "tool_choice": "required"}"#,
+        400,
+        Some("tool_choice"),
+        "at least one",
+    ),
+    (
+        CHAT,
+        r#"{"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function", "function": {"name": "a b"}}]}"#,
+        400,
+        Some("tools"),
+        "tools[0].name",
+    ),
+    (
+        CHAT,
+        r#"{"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function", "function": {"name": "f",
+            "parameters": {"properties": {"q": {"type": "colour"}}}}}]}"#,
+        400,
+        Some("tools"),
+        "the parameters of \"f\": #/properties/q",
+    ),
+    (
+        CHAT,
+        r##"{"messages": [{"role": "user", "content": "x"}],
+            "response_format": {"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}}"##,
+        400,
+        Some("response_format"),
+        "no text can be written",
+    ),
+    (CHAT, r#"{"messages": ["x"]}"#, 400, Some("messages[0]"), "expected an object with role and content"),
+    (
+        COMPLETE,
+        r#"{"prompt": ["a", "a", "a", "a", "a", "a", "a", "a", "a", "a", "a", "a", "a", "a", "a", "a", "a", "a"], "best_of": 4}"#,
+        400,
+        Some("prompt"),
+        "72 continuations",
+    ),
+    (COMPLETE, r#"{"prompt": ["a", "b"], "n": 128}"#, 400, Some("n"), "1 to 4"),
     (COMPLETE, r#"{"prompt": "x", "suffix": "y"}"#, 400, Some("suffix"), "not supported"),
     (COMPLETE, r"{}", 400, Some("prompt"), "list"),
     (COMPLETE, r#"{"prompt": []}"#, 400, Some("prompt"), "empty"),
@@ -402,6 +441,39 @@ fn what_is_wrong_is_named() {
             (400, &json!("context_length_exceeded")),
             "{error}"
         );
+    });
+}
+
+#[test]
+fn a_form_that_proves_too_large_on_the_way_is_the_requests_fault() {
+    runtime().block_on(async {
+        let app = app(BatchOptions::default());
+        let wide: serde_json::Map<String, Value> =
+            (0..3000).map(|i| (format!("p{i}"), json!({"type": "string"}))).collect();
+        let schema = json!({
+            "type": "object", "required": ["a", "b"], "additionalProperties": false,
+            "properties": {"a": {"const": 1}, "b": {"type": "object", "properties": wide, "additionalProperties": false}},
+        });
+        let format = json!({"type": "json_schema", "json_schema": {"name": "wide", "schema": schema}});
+        let answer = post(&app, CHAT, user("hi", json!({"response_format": format}))).await;
+        let error = body(&answer)["error"].clone();
+        assert_eq!((answer.status.as_u16(), &error["type"]), (400, &json!("invalid_request_error")), "{error}");
+        assert!(error["message"].as_str().unwrap().contains("max is"), "{error}");
+        let streamed = post(&app, CHAT, user("hi", json!({"response_format": format, "stream": true}))).await;
+        let last = streamed.text.trim_end().rsplit("data: ").next().unwrap();
+        assert_eq!(serde_json::from_str::<Value>(last).unwrap()["error"], error);
+    });
+}
+
+#[test]
+fn without_a_decision_model_its_routes_say_so() {
+    runtime().block_on(async {
+        let app = App::new(models(assets(), &[]), Vec::new(), Options::default()).unwrap();
+        for path in ["/v1/systemone", "/v1/systemone/batch", "/v1/decisions"] {
+            let answer = post(&app, path, "{}").await;
+            assert_eq!(answer.status.as_u16(), 404, "{path}: {}", answer.text);
+            assert!(answer.text.contains("no decision model; start it with one"), "{path}: {}", answer.text);
+        }
     });
 }
 

@@ -33,7 +33,7 @@ pub(crate) fn models(base: PathBuf, named: &[(&str, &str)]) -> Router {
         let checkpoint = DecisionCheckpoint::open(&base.join(at))?;
         Decider::load(&checkpoint, LayaOptions { threads: 2, reduced: false })
     };
-    Router::new(routes, named.len(), load).unwrap()
+    Router::new(routes, named.len().max(1), load).unwrap()
 }
 
 /// The demo model of the repository under the name `demo`.
