@@ -175,7 +175,7 @@ def conversations(client):
         checked(create(client, input=TEXT, prompt_cache_options=cache, **options))
     checked(create(client, input=TEXT, questions=[PREDICATE | {"name": f"q{i}"} for i in range(400)]))
     named = client.models.list().data
-    assert [model.id for model in named] == ["laya-demo"], named
+    assert [model.id for model in named] == ["laya-demo", "stories-lfm2"], named
     assert checked(create(client, input=TEXT, model="laya-demo")).model == "laya-demo"
 
 
