@@ -58,7 +58,7 @@ fn bad_requests_name_the_flag_and_the_remedy() {
         ),
         (&["forward", "--tokens", "1", "--out", "/no/such/dir/x.safetensors"], &["--out", "create it first"]),
         (&["inspect", "--ctx", "4096"], &["--ctx 4096", "2048", "lower it"]),
-        (&["bench", "--pp", "0", "--tg", "0"], &["--pp and --tg", "above 0"]),
+        (&["bench", "--pp", "0", "--tg", "0"], &["--pp, --tg, --vf and --batch", "above 0"]),
         (&["bench", "--pp", "512", "--depth", "99999999"], &["--depth 99999999", "2048"]),
         (&["perplexity", "--file", "/no/such/file"], &["--file /no/such/file", "check the path"]),
         (&["man", "--out", "/dev/null/x"], &["--out /dev/null/x", "check the path"]),
