@@ -184,17 +184,13 @@ impl Chat {
     }
 
     fn chunk(&self, choices: &Value) -> Value {
-        let mut chunk = json!({
-            "id": self.id,
-            "object": "chat.completion.chunk",
-            "created": self.created,
-            "model": self.language.name(),
-            "choices": choices,
-        });
-        if self.include_usage {
-            chunk["usage"] = Value::Null;
-        }
-        chunk
+        stream::chunk(
+            "chat.completion.chunk",
+            (&self.id, self.created),
+            self.language.name(),
+            choices,
+            self.include_usage,
+        )
     }
 
     fn delta(&mut self, index: usize, delta: &Value, finish: Option<&str>) -> Value {

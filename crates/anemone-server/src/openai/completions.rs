@@ -232,17 +232,13 @@ impl Completion {
     }
 
     fn chunk(&self, choices: &Value) -> Value {
-        let mut chunk = json!({
-            "id": self.id,
-            "object": "text_completion",
-            "created": self.created,
-            "model": self.language.name(),
-            "choices": choices,
-        });
-        if self.include_usage {
-            chunk["usage"] = Value::Null;
-        }
-        chunk
+        stream::chunk(
+            "text_completion",
+            (&self.id, self.created),
+            self.language.name(),
+            choices,
+            self.include_usage,
+        )
     }
 
     fn piece(&mut self, index: usize) -> Value {

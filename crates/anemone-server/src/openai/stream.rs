@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::refusal::{ApiError, Checked};
 use crate::language::{Update, Updates};
@@ -84,6 +84,22 @@ impl<C: Chunks> State<C> {
             self.finish();
         }
     }
+}
+
+/// A chunk of OpenAI's streams; where usage is asked for, it has a place in each and is told with the last.
+pub(crate) fn chunk(
+    object: &str,
+    (id, created): (&str, u64),
+    model: &str,
+    choices: &Value,
+    include_usage: bool,
+) -> Value {
+    let mut chunk =
+        json!({"id": id, "object": object, "created": created, "model": model, "choices": choices});
+    if include_usage {
+        chunk["usage"] = Value::Null;
+    }
+    chunk
 }
 
 /// Streams an answer as server-sent events; when the client goes, the model stops.
