@@ -44,7 +44,7 @@ async def chat(address, request, chunks=None):
     reader, writer = await asyncio.open_connection(*address)
     try:
         body = json.dumps(request).encode()
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
         await writer.drain()
         line = await reader.readline()
@@ -74,7 +74,7 @@ async def chat(address, request, chunks=None):
 
 async def get(address, path):
     reader, writer = await asyncio.open_connection(*address)
-    writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+    writer.write(f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
     text = (await reader.read()).decode()
     writer.close()
     return text

@@ -51,6 +51,20 @@ pub enum Error {
         /// The names and aliases there are.
         choices: String,
     },
+    /// A model could not be loaded.
+    #[error("the model '{model}' cannot be loaded: {problem}")]
+    Load {
+        /// Its name.
+        model: String,
+        /// What went wrong.
+        problem: String,
+    },
+    /// Models that are at work leave no room for another one.
+    #[error("other models are at work and '{model}' does not fit in memory beside them, try again later")]
+    NoRoom {
+        /// The model to be loaded.
+        model: String,
+    },
     /// An argument of the call is out of range.
     #[error("{name} {problem}")]
     Argument {

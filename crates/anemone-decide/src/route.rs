@@ -89,6 +89,8 @@ impl Route {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Routes {
     models: Vec<(String, String)>,
+    /// Other names of models, besides those of the published ones.
+    aliases: Vec<(String, String)>,
     default: String,
     /// Whether the ids of a known workflow choose its model.
     pub detects_tasks: bool,
@@ -100,7 +102,13 @@ impl Default for Routes {
     /// The published models at their published places.
     fn default() -> Self {
         let models = PUBLISHED.map(|(name, repo)| (name.to_owned(), repo.to_owned())).into();
-        Self { models, default: MULTILINGUAL.to_owned(), detects_tasks: false, guess: None }
+        Self {
+            models,
+            aliases: Vec::new(),
+            default: MULTILINGUAL.to_owned(),
+            detects_tasks: false,
+            guess: None,
+        }
     }
 }
 
@@ -113,22 +121,30 @@ impl Routes {
     /// Puts a model at a name, in place of one that was there. Names are of `a-z 0-9 . _ -`, begin with a letter or digit, and are not
     /// `auto`; an alias stands for its model.
     pub fn insert(&mut self, name: &str, repo: impl Into<String>) -> Result<()> {
-        let wanted = name.trim().to_lowercase();
-        let starts = wanted.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit());
-        let legal = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-".contains(c);
-        if wanted == "auto" || !starts || !wanted.chars().all(legal) {
-            let problem = format!(
-                "name {} is not allowed; use a-z, 0-9, '.', '_' and '-', a letter or digit first, and not 'auto'",
-                repr(name)
-            );
-            return Err(Error::Argument { name: "model", problem });
-        }
+        let wanted = legal(name)?;
         let wanted = alias(&wanted).unwrap_or(&wanted).to_owned();
         match self.models.iter_mut().find(|(name, _)| *name == wanted) {
             Some((_, at)) => *at = repo.into(),
             None => self.models.push((wanted, repo.into())),
         }
         Ok(())
+    }
+
+    /// Gives a model another name, which must be one a model could have and that is no model's yet.
+    pub fn insert_alias(&mut self, alias: &str, name: &str) -> Result<()> {
+        let (wanted, model) = (legal(alias)?, self.find(name)?.0.clone());
+        if self.models.iter().any(|(name, _)| *name == wanted) {
+            let problem = format!("{} is a model's own name; choose another", repr(alias));
+            return Err(Error::Argument { name: "alias", problem });
+        }
+        self.aliases.retain(|(alias, _)| *alias != wanted);
+        self.aliases.push((wanted, model));
+        Ok(())
+    }
+
+    /// Other names that were given to a model.
+    pub fn aliases(&self, model: &str) -> impl Iterator<Item = &str> {
+        self.aliases.iter().filter(move |(_, of)| of == model).map(|(alias, _)| alias.as_str())
     }
 
     /// Chooses the model of states that decide nothing; `multilingual` before.
@@ -151,11 +167,13 @@ impl Routes {
     /// The model of a name or alias.
     pub fn find(&self, name: &str) -> Result<&(String, String)> {
         let wanted = name.trim().to_lowercase();
-        let canonical = alias(&wanted).unwrap_or(&wanted);
+        let own = self.aliases.iter().find(|(alias, _)| *alias == wanted).map(|(_, name)| name.as_str());
+        let canonical = own.or_else(|| alias(&wanted)).unwrap_or(&wanted);
         self.models.iter().find(|(name, _)| name == canonical).ok_or_else(|| {
             let names = self.models.iter().map(|(name, _)| name.as_str());
             let here = |name: &str| self.models.iter().any(|(here, _)| here == name);
             let mut aliases: Vec<&str> = ALIASES.iter().filter(|(_, of)| here(of)).map(|(a, _)| *a).collect();
+            aliases.extend(self.aliases.iter().map(|(alias, _)| alias.as_str()));
             aliases.sort_unstable();
             let choices = if aliases.is_empty() {
                 listed(names)
@@ -248,6 +266,21 @@ impl Routes {
     }
 }
 
+/// A name in its one spelling, if a model may have it.
+fn legal(name: &str) -> Result<String> {
+    let wanted = name.trim().to_lowercase();
+    let starts = wanted.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit());
+    let legal = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-".contains(c);
+    if wanted == "auto" || !starts || !wanted.chars().all(legal) {
+        let problem = format!(
+            "name {} is not allowed; use a-z, 0-9, '.', '_' and '-', a letter or digit first, and not 'auto'",
+            repr(name)
+        );
+        return Err(Error::Argument { name: "model", problem });
+    }
+    Ok(wanted)
+}
+
 /// Names as Python shows a list of them.
 fn listed<'a>(names: impl Iterator<Item = &'a str>) -> String {
     format!("[{}]", names.map(repr).collect::<Vec<_>>().join(", "))
@@ -295,6 +328,11 @@ mod tests {
         routes.insert("ml", "./ml").unwrap();
         assert_eq!(routes.find("mine").unwrap().1, "./mine");
         assert_eq!(routes.find("multilingual").unwrap().1, "./ml");
+        routes.insert_alias("fast", "mine").unwrap();
+        assert_eq!(routes.find("FAST").unwrap().1, "./mine");
+        assert_eq!(routes.aliases("mine").collect::<Vec<_>>(), ["fast"]);
+        assert!(routes.insert_alias("multilingual", "mine").unwrap_err().to_string().contains("own name"));
+        assert!(routes.insert_alias("x", "nobody").is_err() && routes.insert_alias("auto", "mine").is_err());
         for name in ["auto", "a b", "_x", "", "é", "../x"] {
             assert!(routes.insert(name, "x").unwrap_err().to_string().contains("is not allowed"), "{name}");
         }

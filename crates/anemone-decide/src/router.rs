@@ -10,12 +10,15 @@ use crate::{Error, Result};
 
 /// Makes a model of its name and place.
 type Load<M> = Box<dyn FnMut(&str, &str) -> Result<M> + Send>;
+/// Names the models that must go before one is loaded.
+type MakeRoom = Box<dyn FnMut(&str) -> Result<Vec<String>> + Send>;
 
 /// Models by name; as many as allowed stay in memory, and the one used longest ago goes first.
 pub struct Router<M = Decider> {
     routes: Routes,
     load: Load<M>,
     max_loaded: usize,
+    make_room: Option<MakeRoom>,
     /// The one used last is the last.
     loaded: Vec<(String, M)>,
 }
@@ -43,7 +46,24 @@ impl<M> Router<M> {
             let problem = "is 0; at least one model must stay in memory".to_owned();
             return Err(Error::Argument { name: "max_loaded", problem });
         }
-        Ok(Self { routes, load: Box::new(load), max_loaded, loaded: Vec::new() })
+        Ok(Self { routes, load: Box::new(load), max_loaded, make_room: None, loaded: Vec::new() })
+    }
+
+    /// Has `make_room` asked before a model is loaded; those it names go. Its error is that of the call that needed the model.
+    pub fn before_load(&mut self, make_room: impl FnMut(&str) -> Result<Vec<String>> + Send + 'static) {
+        self.make_room = Some(Box::new(make_room));
+    }
+
+    /// Drops a model from memory; whether it was there. It is loaded again when it is needed.
+    pub fn unload(&mut self, name: &str) -> bool {
+        let before = self.loaded.len();
+        self.loaded.retain(|(loaded, _)| loaded != name);
+        self.loaded.len() < before
+    }
+
+    /// Gives a model another name; see [`Routes::insert_alias`].
+    pub fn insert_alias(&mut self, alias: &str, name: &str) -> Result<()> {
+        self.routes.insert_alias(alias, name)
     }
 
     /// The models and rules.
@@ -64,6 +84,11 @@ impl<M> Router<M> {
         } else {
             let spare = (self.loaded.len() + 1).saturating_sub(self.max_loaded);
             self.loaded.drain(..spare);
+            if let Some(make_room) = &mut self.make_room {
+                for gone in make_room(&name)? {
+                    self.unload(&gone);
+                }
+            }
             let model = (self.load)(&name, &repo)?;
             (name, model)
         };
@@ -142,6 +167,24 @@ mod tests {
         assert_eq!(router.model("ml").unwrap(), "multilingual 4");
         assert_eq!(router.loaded(), ["typed-decisions", "multilingual"]);
         assert!(router.model("none").is_err());
+    }
+
+    #[test]
+    fn others_go_where_room_must_be_made() {
+        let mut router =
+            Router::new(Routes::default(), 3, |name: &str, _: &str| Ok(name.to_owned())).unwrap();
+        router.before_load(|name| match name {
+            "typed-decisions" => Err(Error::NoRoom { model: name.to_owned() }),
+            "multilingual" => Ok(vec!["english".to_owned()]),
+            _ => Ok(Vec::new()),
+        });
+        router.model("en").unwrap();
+        router.model("ml").unwrap();
+        assert_eq!(router.loaded(), ["multilingual"]);
+        let error = router.model("typed").unwrap_err().to_string();
+        assert!(error.contains("typed-decisions") && error.contains("try again"), "{error}");
+        assert!(router.unload("multilingual") && !router.unload("multilingual"));
+        assert!(router.loaded().is_empty());
     }
 
     #[test]

@@ -33,7 +33,7 @@ async fn answer(app: &App, request: Request) -> Checked<Response> {
 }
 
 /// An error in Anthropic's shape.
-fn refuse(error: &ApiError) -> Response {
+pub(crate) fn refuse(error: &ApiError) -> Response {
     let mut response = respond(&body(error));
     *response.status_mut() = error.status;
     let retry = error.clone().into_response().headers().get("retry-after").cloned();

@@ -1,21 +1,44 @@
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anemone_decide::{Decider, Router, Routes, Tournament, Value};
 use axum::body::Bytes;
-use axum::extract::{Request, State};
+use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::guard::{self, Guard};
 use crate::key::Key;
 use crate::language::Language;
+use crate::metrics::{Machine, ServerMeters};
 use crate::openai::refusal::{ApiError, Checked};
 use crate::openai::{chat as chats, completions, responses, tokens};
+use crate::pool::{LanguageSource, Pool};
 use crate::refusal::{Refusal, json};
+use crate::residency::Residency;
 use crate::worker::Worker;
-use crate::{Error, Result, anthropic, body, decisions, metrics, models, systemone};
+use crate::{Error, Result, anthropic, body, cors, decisions, fallback, metrics, models, observe, systemone};
+
+/// The paths of all routes without parameters.
+const PATHS: [&str; 14] = [
+    "/health",
+    "/ready",
+    "/metrics",
+    "/metrics.json",
+    "/v1/models",
+    "/v1/decisions",
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/messages",
+    "/v1/responses",
+    "/tokenize",
+    "/detokenize",
+    "/v1/systemone",
+    "/v1/systemone/batch",
+];
 
 /// How requests are let in and answered.
 #[derive(Debug, Clone)]
@@ -30,8 +53,27 @@ pub struct Options {
     pub jev_strict: bool,
     /// Holds choices among more labels than a group in rounds, and lets them have up to 255.
     pub tournament: Option<Tournament>,
-    /// Tells the memory of the process in bytes, for `/metrics`.
-    pub resident: Option<fn() -> Option<u64>>,
+    /// Time a request may take once its body is there.
+    pub request_timeout: Option<Duration>,
+    /// Time after which a model nobody used is dropped from memory.
+    pub idle_unload: Option<Duration>,
+    /// What the weights of models in memory may take together; those used longest ago go where another one is needed.
+    pub memory: Option<Memory>,
+    /// Whose requests are answered.
+    pub guard: Guard,
+    /// What the machine tells, for `/metrics`.
+    pub machine: Machine,
+    /// Writes the bodies of requests to the log.
+    pub log_bodies: bool,
+}
+
+/// A budget for weights.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Bytes of all together.
+    pub budget: u64,
+    /// Bytes of each decision model by its name; those of language models are told by their sources.
+    pub decisions: Vec<(String, u64)>,
 }
 
 impl Default for Options {
@@ -42,7 +84,12 @@ impl Default for Options {
             body_timeout: Duration::from_secs(10),
             jev_strict: false,
             tournament: None,
-            resident: None,
+            request_timeout: None,
+            idle_unload: None,
+            memory: None,
+            guard: Guard::default(),
+            machine: Machine::default(),
+            log_bodies: false,
         }
     }
 }
@@ -56,37 +103,81 @@ struct Inner {
     options: Options,
     routes: Routes,
     worker: Worker,
-    languages: Vec<Language>,
+    pool: Pool,
     room: Arc<Semaphore>,
-    started: u64,
+    meters: ServerMeters,
+    started: Instant,
+    created: u64,
+    stopping: AtomicBool,
 }
 
 impl App {
-    /// A server over decision models, which a thread of its own takes over, and language models. Decision models that are not
-    /// loaded yet are when first asked. The first language model answers where a request names none.
-    pub fn new(models: Router<Decider>, languages: Vec<Language>, options: Options) -> Result<Self> {
+    /// A server over decision models, which a thread of its own takes over, and language models, of which the first answers where a
+    /// request names none. What is not loaded yet is when first asked.
+    pub fn new(models: Router<Decider>, languages: Vec<LanguageSource>, options: Options) -> Result<Self> {
         let max = options.max_concurrent;
         if !(1..=Semaphore::MAX_PERMITS).contains(&max) {
             let problem = format!("is {max}, expected 1 or more");
             return Err(Error::Argument { name: "max_concurrent", problem });
         }
+        let memory = options.memory.as_ref();
+        let residency = Arc::new(Residency::new(memory.map(|memory| memory.budget)));
+        let routes = models.routes().clone();
+        let size =
+            |name: &str| memory?.decisions.iter().find(|(known, _)| known == name).map(|(_, bytes)| *bytes);
+        let loaded = models.loaded();
+        for (name, _) in routes.models() {
+            residency.add_decision(name, size(name).unwrap_or(0), loaded.contains(&name.as_str()));
+        }
+        let worker = Worker::start(models, Arc::clone(&residency), options.request_timeout)?;
+        let first = routes.models().len();
+        let pool = Pool::new(languages, first, residency, worker.clone(), options.request_timeout);
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Ok(Self(Arc::new(Inner {
             room: Arc::new(Semaphore::new(max)),
-            routes: models.routes().clone(),
-            worker: Worker::start(models)?,
-            languages,
-            started: since.as_secs(),
+            routes,
+            worker,
+            pool,
+            meters: ServerMeters::default(),
+            started: Instant::now(),
+            created: since.as_secs(),
+            stopping: AtomicBool::new(false),
             options,
         })))
     }
 
+    /// Loads the models that fit in memory together, the first ones first, so that a fault in one is seen now and not by a client.
+    /// Gives the names of those that did not fit. Not to be called on a runtime.
+    pub fn preload(&self) -> Result<Vec<String>> {
+        let mut left = Vec::new();
+        for (index, (name, _)) in self.0.routes.models().iter().enumerate() {
+            if !self.0.pool.residency().has_room(index) {
+                left.push(name.clone());
+                continue;
+            }
+            let wanted = name.clone();
+            let load = move |models: &mut Router<Decider>| models.model(&wanted).map(|_| ());
+            let loaded = self.0.worker.run_blocking(load);
+            let lost = || anemone_decide::Error::NoRoom { model: name.clone() };
+            loaded
+                .ok_or_else(lost)
+                .and_then(|loaded| loaded)
+                .map_err(|source| Error::Load { model: name.clone(), source: source.into() })?;
+        }
+        left.extend(self.0.pool.preload()?);
+        Ok(left)
+    }
+
     /// Its routes, as a service.
     pub fn routes(&self) -> axum::Router {
+        let cors = cors::layer(&self.0.options.guard);
         axum::Router::new()
             .route("/health", get(health))
+            .route("/ready", get(ready))
             .route("/metrics", get(metrics))
+            .route("/metrics.json", get(metrics_json))
             .route("/v1/models", get(list))
+            .route("/v1/models/{*id}", get(retrieve))
             .route("/v1/decisions", post(decide))
             .route("/v1/chat/completions", post(chat))
             .route("/v1/completions", post(complete))
@@ -96,12 +187,21 @@ impl App {
             .route("/detokenize", post(detokenize))
             .route("/v1/systemone", post(one))
             .route("/v1/systemone/batch", post(batch))
-            .method_not_allowed_fallback(|| async {
-                Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed")
-            })
-            .fallback(|| async { Refusal::new(StatusCode::NOT_FOUND, "Not Found") })
+            .method_not_allowed_fallback(fallback::method)
+            .fallback(fallback::missing)
+            .layer(tower::util::option_layer(cors))
+            .layer(axum::middleware::from_fn_with_state(self.clone(), guard::check))
             .layer(axum::middleware::from_fn(body::close_unread))
+            .layer(axum::middleware::from_fn_with_state(self.clone(), observe::follow))
             .with_state(self.clone())
+    }
+
+    /// The route of a path, as logs and counters show it.
+    pub(crate) fn known_path(path: &str) -> &'static str {
+        if path.starts_with("/v1/models/") {
+            return "/v1/models/{id}";
+        }
+        PATHS.into_iter().find(|known| *known == path).unwrap_or("other")
     }
 
     pub(crate) fn options(&self) -> &Options {
@@ -149,55 +249,93 @@ impl App {
         let permit = Arc::clone(&self.0.room).try_acquire_owned().map_err(|_| Refusal::busy())?;
         let (parts, content) = request.into_parts();
         let bytes = body::bytes(&parts.headers, content, self.options().body_timeout).await?;
+        if self.options().log_bodies {
+            tracing::info!(body = %String::from_utf8_lossy(&bytes), "asked");
+        }
         Ok((permit, bytes))
     }
 
-    pub(crate) fn languages(&self) -> &[Language] {
-        &self.0.languages
+    /// The language model of a name, the first one without. It may have to be loaded: not to be called where nothing may block.
+    pub(crate) fn language(&self, name: Option<&str>) -> Checked<Language> {
+        self.0.pool.language(name)
     }
 
-    /// The language model of a name, the first one without.
-    pub(crate) fn language(&self, name: Option<&str>) -> Checked<Language> {
-        let found = match name {
-            None => self.0.languages.first(),
-            Some(name) => self.0.languages.iter().find(|language| language.name() == name),
-        };
-        found.cloned().ok_or_else(|| {
-            let names: Vec<&str> = self.0.languages.iter().map(Language::name).collect();
-            let message = match (name, names.is_empty()) {
-                (_, true) => "this server has no language model; start it with one".to_owned(),
-                (name, _) => {
-                    format!(
-                        "the model '{}' is not here; use {}",
-                        name.unwrap_or_default(),
-                        names.join(" or ")
-                    )
-                }
-            };
-            let missing = ApiError::new(StatusCode::NOT_FOUND, message).with_code("model_not_found");
-            ApiError { param: Some("model".to_owned()), ..missing }
-        })
+    pub(crate) fn pool(&self) -> &Pool {
+        &self.0.pool
+    }
+
+    pub(crate) fn meters(&self) -> &ServerMeters {
+        &self.0.meters
+    }
+
+    pub(crate) fn uptime(&self) -> Duration {
+        self.0.started.elapsed()
+    }
+
+    /// When it was started, in seconds of Unix time.
+    pub(crate) fn started(&self) -> u64 {
+        self.0.created
+    }
+
+    /// Says from now on that it takes no more requests.
+    pub(crate) fn stop(&self) {
+        self.0.stopping.store(true, Ordering::Relaxed);
+    }
+
+    /// What a broken model is told of by, if there is one.
+    fn broken(&self) -> Option<Refusal> {
+        let name = self.0.pool.residency().broken()?;
+        let detail = format!(
+            "the model '{name}' has ended or cannot be loaded; the server's log says why, restart the server"
+        );
+        Some(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, detail))
     }
 }
 
 async fn health(State(app): State<App>, headers: HeaderMap) -> Response {
-    if !app.languages().iter().all(Language::is_running) {
-        let detail = "a language model's thread has ended; the server's log says why, restart it";
-        return Refusal::new(StatusCode::SERVICE_UNAVAILABLE, detail).into_response();
+    if let Some(broken) = app.broken() {
+        return broken.into_response();
     }
-    json(&models::health(&app.worker().loaded(), app.models(), app.knows(&headers)))
+    json(&models::health(&app, app.knows(&headers)))
+}
+
+async fn ready(State(app): State<App>) -> Response {
+    if app.0.stopping.load(Ordering::Relaxed) {
+        return Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "the server is ending").into_response();
+    }
+    match app.broken() {
+        Some(broken) => broken.into_response(),
+        None => json(&Value::Map(vec![("status".to_owned(), Value::text("ready"))])),
+    }
 }
 
 async fn list(State(app): State<App>, headers: HeaderMap) -> Response {
     match app.authorise(&headers) {
-        Ok(()) => json(&models::list(&app.worker().loaded(), app.models(), app.languages(), app.0.started)),
+        Ok(()) => json(&models::list(&app)),
         Err(refusal) => refusal.into_response(),
+    }
+}
+
+async fn retrieve(State(app): State<App>, Path(id): Path<String>, headers: HeaderMap) -> Response {
+    if let Err(refusal) = app.authorise(&headers) {
+        return ApiError::from(refusal).into_response();
+    }
+    match models::find(&app, &id) {
+        Some(model) => json(&model),
+        None => ApiError::no_model(&id).into_response(),
     }
 }
 
 async fn metrics(State(app): State<App>, headers: HeaderMap) -> Response {
     match app.authorise(&headers) {
-        Ok(()) => metrics::text(app.languages(), app.options().resident.and_then(|resident| resident())),
+        Ok(()) => metrics::text(&app),
+        Err(refusal) => refusal.into_response(),
+    }
+}
+
+async fn metrics_json(State(app): State<App>, headers: HeaderMap) -> Response {
+    match app.authorise(&headers) {
+        Ok(()) => metrics::json::answer(&app),
         Err(refusal) => refusal.into_response(),
     }
 }

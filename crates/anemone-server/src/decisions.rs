@@ -32,8 +32,8 @@ pub(crate) async fn create(app: &App, request: extract::Request) -> Checked<Resp
         let result = result(&route.model, &names, &questions, &decided);
         Ok((result, start.elapsed().as_secs_f64() * 1e3))
     };
-    let answered: Option<Result<_, Error>> = app.worker().run(permit, work).await;
-    let (result, ms) = answered.ok_or_else(Refusal::failed)?.map_err(|error| Refusal::of(&error))?;
+    let answered: Result<_, Error> = app.worker().run(permit, work).await?;
+    let (result, ms) = answered.map_err(|error| Refusal::of(&error))?;
     Ok(systemone::timed(json(&result), ms))
 }
 

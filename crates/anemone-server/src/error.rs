@@ -18,6 +18,14 @@ pub enum Error {
     /// The thread of the models did not start.
     #[error("cannot start the thread of the models: {0}; end other programs or raise the limit of processes")]
     Thread(io::Error),
+    /// A model could not be loaded.
+    #[error("the model '{model}' cannot be loaded: {source}")]
+    Load {
+        /// Its name.
+        model: String,
+        /// What went wrong.
+        source: crate::pool::LoadError,
+    },
     /// The listening socket cannot be used.
     #[error("cannot listen: {0}")]
     Listen(io::Error),

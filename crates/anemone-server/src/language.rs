@@ -4,6 +4,7 @@ mod meters;
 mod worker;
 
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
 
 use anemone_session::{
     BatchOptions, ChatTemplate, ConstraintVocabulary, GenerateOptions, Generation, Job, Together, Tokenizer,
@@ -13,7 +14,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::Result;
 use crate::openai::refusal::ApiError;
-use meters::Meters;
+pub(crate) use meters::Meters;
 use worker::Command;
 
 /// A language model to serve.
@@ -35,7 +36,11 @@ pub struct LanguageModel<E> {
 
 /// A language model that runs; a clone is the same one.
 #[derive(Debug, Clone)]
-pub struct Language(Arc<Inner>);
+pub struct Language {
+    inner: Arc<Inner>,
+    /// When what is submitted must have ended.
+    deadline: Option<Instant>,
+}
 
 #[derive(Debug)]
 struct Inner {
@@ -53,6 +58,32 @@ struct Inner {
     room: usize,
     commands: std::sync::mpsc::Sender<Command>,
     meters: Arc<Meters>,
+    restartable: bool,
+}
+
+/// A model on its way out of memory.
+#[derive(Debug)]
+pub(crate) struct Ending {
+    name: String,
+    thread: Weak<()>,
+}
+
+impl Ending {
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Waits for the thread to end; whether it did in time.
+    pub(crate) fn wait(&self, most: Duration) -> bool {
+        let start = Instant::now();
+        while self.thread.strong_count() > 0 {
+            if start.elapsed() > most {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        true
+    }
 }
 
 /// A step of a sequence that was submitted.
@@ -73,7 +104,31 @@ pub(crate) enum Update {
 }
 
 /// Steps of a job's continuations, by their number.
-pub(crate) type Updates = mpsc::UnboundedReceiver<(usize, Update)>;
+#[derive(Debug)]
+pub(crate) struct Updates {
+    receiver: mpsc::UnboundedReceiver<(usize, Update)>,
+    deadline: Option<tokio::time::Instant>,
+}
+
+/// Steps that were put together of others, which have their deadlines.
+impl From<mpsc::UnboundedReceiver<(usize, Update)>> for Updates {
+    fn from(receiver: mpsc::UnboundedReceiver<(usize, Update)>) -> Self {
+        Self { receiver, deadline: None }
+    }
+}
+
+impl Updates {
+    /// The next step; a failure when the time is up, none when the thread is gone.
+    pub(crate) async fn recv(&mut self) -> Option<(usize, Update)> {
+        let next = self.receiver.recv();
+        match self.deadline {
+            None => next.await,
+            Some(deadline) => tokio::time::timeout_at(deadline, next)
+                .await
+                .unwrap_or_else(|_| Some((0, Update::Failed(ApiError::late())))),
+        }
+    }
+}
 
 /// Why a job was not taken.
 #[derive(Debug)]
@@ -87,15 +142,23 @@ pub(crate) enum Rejected {
 impl Language {
     /// Starts a model's thread, which ends when the last handle is dropped and its work is done.
     pub fn start<E: Together + 'static>(model: LanguageModel<E>) -> Result<Self> {
+        Self::launch(model, &Arc::default(), false)
+    }
+
+    pub(crate) fn launch<E: Together + 'static>(
+        model: LanguageModel<E>,
+        meters: &Arc<Meters>,
+        restartable: bool,
+    ) -> Result<Self> {
         let LanguageModel { name, engine, tokenizer, template, defaults, batch } = model;
-        let (tokenizer, meters) = (Arc::new(tokenizer), Arc::new(Meters::default()));
+        let (tokenizer, meters) = (Arc::new(tokenizer), Arc::clone(meters));
         let context_len = engine.context_len();
         let max_sequences = batch.max_sequences;
         let together = if engine.sibling().is_none() { 1 } else { batch.max_sequences };
         let room = together.saturating_add(batch.max_waiting);
         let (commands, thread) = worker::start(engine, Arc::clone(&tokenizer), batch, Arc::clone(&meters))?;
         let format = ToolFormat::detect(template.source());
-        Ok(Self(Arc::new(Inner {
+        let inner = Inner {
             name,
             tokenizer,
             template,
@@ -108,74 +171,97 @@ impl Language {
             room,
             commands,
             meters,
-        })))
+            restartable,
+        };
+        Ok(Self { inner: Arc::new(inner), deadline: None })
     }
 
     /// The name requests know it by.
     pub fn name(&self) -> &str {
-        &self.0.name
+        &self.inner.name
     }
 
     pub(crate) fn tokenizer(&self) -> &Tokenizer {
-        &self.0.tokenizer
+        &self.inner.tokenizer
     }
 
     pub(crate) fn template(&self) -> &ChatTemplate {
-        &self.0.template
+        &self.inner.template
     }
 
     pub(crate) fn format(&self) -> ToolFormat {
-        self.0.format
+        self.inner.format
     }
 
     /// Whether the model may reason before it answers.
     pub(crate) fn reasons(&self) -> bool {
-        self.0.template.source().contains("think")
+        self.inner.template.source().contains("think")
     }
 
     /// What constraints are made from; laid out when first asked for, which takes a moment.
     pub(crate) fn constraints(&self) -> anemone_session::Result<&ConstraintVocabulary> {
-        if let Some(known) = self.0.constraints.get() {
+        if let Some(known) = self.inner.constraints.get() {
             return Ok(known);
         }
-        let made = ConstraintVocabulary::new(&self.0.tokenizer, &self.0.defaults.stop_ids)?;
-        Ok(self.0.constraints.get_or_init(|| made))
+        let made = ConstraintVocabulary::new(&self.inner.tokenizer, &self.inner.defaults.stop_ids)?;
+        Ok(self.inner.constraints.get_or_init(|| made))
     }
 
     pub(crate) fn defaults(&self) -> &GenerateOptions {
-        &self.0.defaults
+        &self.inner.defaults
     }
 
     pub(crate) fn context_len(&self) -> usize {
-        self.0.context_len
+        self.inner.context_len
     }
 
     /// Most continuations one prompt can have.
     pub(crate) fn max_sequences(&self) -> usize {
-        self.0.max_sequences
+        self.inner.max_sequences
     }
 
     /// Whether its thread is there; after a panic it is not.
     pub(crate) fn is_running(&self) -> bool {
-        self.0.thread.strong_count() > 0
+        self.inner.thread.strong_count() > 0
     }
 
     /// Sequences that may run and wait at once.
     pub(crate) fn room(&self) -> usize {
-        self.0.room
+        self.inner.room
     }
 
-    pub(crate) fn meters(&self) -> &Meters {
-        &self.0.meters
+    pub(crate) fn meters(&self) -> &Arc<Meters> {
+        &self.inner.meters
+    }
+
+    /// The same model for a request that must have ended by then.
+    pub(crate) fn with_deadline(self, deadline: Option<Instant>) -> Self {
+        Self { deadline, ..self }
+    }
+
+    /// Whether no request has it.
+    pub(crate) fn is_unused(&self) -> bool {
+        Arc::strong_count(&self.inner) == 1
+    }
+
+    /// Whether it can be loaded again after it has ended.
+    pub(crate) fn is_restartable(&self) -> bool {
+        self.inner.restartable
+    }
+
+    /// Lets go of it; its thread ends when no request has it.
+    pub(crate) fn end(self) -> Ending {
+        Ending { name: self.inner.name.clone(), thread: Weak::clone(&self.inner.thread) }
     }
 
     /// Hands a job over; its steps come until all its continuations have ended. Dropping the receiver cancels them.
     pub(crate) async fn submit(&self, job: Job) -> std::result::Result<Updates, Rejected> {
-        let (events, updates) = mpsc::unbounded_channel();
+        let (events, receiver) = mpsc::unbounded_channel();
         let (accepted, answer) = oneshot::channel();
-        self.0.commands.send(Command { job, events, accepted }).map_err(|_| Rejected::Stopped)?;
+        let command = Command { job, events, accepted, span: tracing::Span::current() };
+        self.inner.commands.send(command).map_err(|_| Rejected::Stopped)?;
         match answer.await {
-            Ok(Ok(())) => Ok(updates),
+            Ok(Ok(())) => Ok(Updates { receiver, deadline: self.deadline.map(Into::into) }),
             Ok(Err(error)) => Err(Rejected::Error(error)),
             Err(_) => Err(Rejected::Stopped),
         }

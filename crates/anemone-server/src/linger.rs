@@ -6,7 +6,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
+
 use tokio::time::Sleep;
 
 /// Time a client has to stop sending after its answer.
@@ -22,8 +22,8 @@ const STALL: Duration = Duration::from_secs(30);
 /// would see a broken connection and not the refusal. A client that stops reading is given up after a while: the answer it does not
 /// take would be held for it.
 #[derive(Debug)]
-pub(crate) struct Lingering {
-    stream: TcpStream,
+pub(crate) struct Lingering<S> {
+    stream: S,
     end: Option<Pin<Box<Sleep>>>,
     left: usize,
     patience: Duration,
@@ -31,8 +31,8 @@ pub(crate) struct Lingering {
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
-impl Lingering {
-    pub(crate) fn new(stream: TcpStream) -> Self {
+impl<S> Lingering<S> {
+    pub(crate) fn new(stream: S) -> Self {
         Self { stream, end: None, left: BYTES, patience: STALL, stalled: None }
     }
 
@@ -49,13 +49,13 @@ impl Lingering {
     }
 }
 
-impl AsyncRead for Lingering {
+impl<S: AsyncRead + Unpin> AsyncRead for Lingering<S> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.get_mut().stream).poll_read(cx, buf)
     }
 }
 
-impl AsyncWrite for Lingering {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Lingering<S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let result = Pin::new(&mut this.stream).poll_write(cx, buf);
@@ -107,11 +107,11 @@ impl AsyncWrite for Lingering {
 mod tests {
     use std::future::poll_fn;
 
-    use tokio::net::TcpListener;
+    use tokio::net::{TcpListener, TcpStream};
 
     use super::*;
 
-    async fn write(server: &mut Lingering, chunk: &[u8]) -> io::Result<usize> {
+    async fn write(server: &mut Lingering<TcpStream>, chunk: &[u8]) -> io::Result<usize> {
         poll_fn(|cx| Pin::new(&mut *server).poll_write(cx, chunk)).await
     }
 

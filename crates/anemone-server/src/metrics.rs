@@ -1,29 +1,110 @@
-//! `/metrics`: what language models did, in the text format of Prometheus and `OpenMetrics`.
+//! `/metrics`: what the server and its models did, in the text format of Prometheus and `OpenMetrics`.
+
+pub(crate) mod json;
 
 use std::borrow::Cow;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::sync::atomic::AtomicU64;
 
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
 use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::language::Language;
+use crate::app::App;
 use crate::openai::refusal::ApiError;
 
 const FORMAT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// All that is measured; `resident` is the memory of the process, where it is known.
-pub(crate) fn text(languages: &[Language], resident: Option<u64>) -> Response {
-    let mut registry = Registry::with_prefix("anemone");
-    if let Some(bytes) = resident {
-        let gauge: Gauge = Gauge::default();
-        gauge.set(bytes.cast_signed());
-        registry.register_with_unit("resident_memory", "Memory of the process", Unit::Bytes, gauge);
+type Labels = Vec<(&'static str, String)>;
+
+/// Parts of the machine with the joules they took.
+pub type Joules = Vec<(String, f64)>;
+
+/// What the machine tells of the server.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Machine {
+    /// Memory of the process in bytes.
+    pub resident: Option<fn() -> Option<u64>>,
+    /// Joules the parts of the machine took since some moment in the past, by name; none where it does not tell.
+    pub energy: Option<fn() -> Joules>,
+}
+
+/// What the server did besides its models.
+#[derive(Debug, Default)]
+pub(crate) struct ServerMeters {
+    answered: Family<Labels, Counter>,
+    /// The last count of energy per part: the machine's own may begin anew.
+    energy: Mutex<Joules>,
+}
+
+impl ServerMeters {
+    /// Counts an answer; the method is one of those there are.
+    pub(crate) fn answered(&self, method: &str, path: &'static str, status: u16) {
+        const METHODS: [&str; 7] = ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"];
+        let method = METHODS.into_iter().find(|known| *known == method).unwrap_or("other");
+        let labels =
+            vec![("method", method.to_owned()), ("path", path.to_owned()), ("status", status.to_string())];
+        self.answered.get_or_create(&labels).inc();
     }
-    for language in languages {
-        let label = (Cow::from("model"), Cow::from(language.name().to_owned()));
-        language.meters().register(registry.sub_registry_with_label(label));
+
+    /// Joules of the machine's parts since some moment in the past; a count that went back is not told.
+    fn energy(&self, machine: Machine) -> Joules {
+        let now = machine.energy.map(|energy| energy()).unwrap_or_default();
+        let mut last = self.energy.lock().unwrap_or_else(PoisonError::into_inner);
+        for (name, joules) in &now {
+            match last.iter_mut().find(|(known, _)| known == name) {
+                Some((_, known)) => *known = known.max(*joules),
+                None => last.push((name.clone(), *joules)),
+            }
+        }
+        last.retain(|(name, _)| now.iter().any(|(here, _)| here == name));
+        last.clone()
+    }
+}
+
+/// All that is measured.
+pub(crate) fn text(app: &App) -> Response {
+    let mut registry = Registry::with_prefix("anemone");
+    let machine = app.options().machine;
+    if let Some(bytes) = machine.resident.and_then(|resident| resident()) {
+        gauge(&mut registry, "resident_memory", "Memory of the process", bytes);
+    }
+    for (domain, joules) in app.meters().energy(machine) {
+        let label = (Cow::from("domain"), Cow::from(domain));
+        let counter: Counter<f64, AtomicU64> = Counter::default();
+        counter.inc_by(joules);
+        let registry = registry.sub_registry_with_label(label);
+        registry.register_with_unit("energy", "Energy a part of the machine took", Unit::Joules, counter);
+    }
+    registry.register("http_answers", "Answers by route and status", app.meters().answered.clone());
+    let decisions = app.worker().meters();
+    registry.register("decision_requests", "Requests to decision models", decisions.requests.clone());
+    registry.register(
+        "decision_requests_waiting",
+        "Requests to decision models that wait or are computed",
+        decisions.waiting.clone(),
+    );
+    registry.register_with_unit(
+        "decision",
+        "Time decision models took",
+        Unit::Seconds,
+        decisions.seconds.clone(),
+    );
+    for model in app.pool().shown() {
+        let label = (Cow::from("model"), Cow::from(model.name.to_owned()));
+        let registry = registry.sub_registry_with_label(label);
+        model.meters.register(registry);
+        let loaded: Gauge = Gauge::default();
+        loaded.set(i64::from(model.loaded));
+        registry.register("loaded", "Whether the model is in memory", loaded);
+        if let Some(cache) = model.cache {
+            gauge(registry, "prefix_cache", "Memory of beginnings kept", cache.bytes as u64);
+        }
     }
     let mut text = String::new();
     match encode(&mut text, &registry) {
@@ -32,5 +113,33 @@ pub(crate) fn text(languages: &[Language], resident: Option<u64>) -> Response {
             tracing::error!(%error, "metrics cannot be written");
             ApiError::failed().into_response()
         }
+    }
+}
+
+fn gauge(registry: &mut Registry, name: &str, help: &str, bytes: u64) {
+    let gauge: Gauge = Gauge::default();
+    gauge.set(bytes.cast_signed());
+    registry.register_with_unit(name, help, Unit::Bytes, gauge);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn energy_never_goes_back_and_is_never_made_up() {
+        fn low() -> Joules {
+            vec![("package-0".to_owned(), 5.0)]
+        }
+        fn high() -> Joules {
+            vec![("package-0".to_owned(), 9.0), ("dram".to_owned(), 1.0)]
+        }
+        let meters = ServerMeters::default();
+        assert!(meters.energy(Machine::default()).is_empty());
+        let told =
+            |energy: fn() -> Joules| meters.energy(Machine { energy: Some(energy), ..Machine::default() });
+        assert_eq!(told(high), high());
+        assert_eq!(told(low), [("package-0".to_owned(), 9.0)]);
+        assert!(meters.energy(Machine::default()).is_empty());
     }
 }

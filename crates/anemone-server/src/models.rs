@@ -1,23 +1,24 @@
 //! What the server says about itself and its models.
 
-use anemone_decide::{Routes, Value};
+use anemone_decide::Value;
 
-use crate::language::Language;
+use crate::app::App;
 
 fn map(entries: impl IntoIterator<Item = (&'static str, Value)>) -> Value {
     Value::Map(entries.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
 }
 
 /// `/health`; no more than that it is well for those who may not ask.
-pub(crate) fn health(loaded: &[String], routes: &Routes, whole: bool) -> Value {
+pub(crate) fn health(app: &App, whole: bool) -> Value {
     let ok = ("status", Value::text("ok"));
     if !whole {
         return map([ok]);
     }
+    let loaded = app.worker().loaded();
     let each = |value: &Value| Value::Map(loaded.iter().map(|name| (name.clone(), value.clone())).collect());
-    let here = routes.models().iter().filter(|(name, _)| loaded.contains(name));
+    let here = app.models().models().iter().filter(|(name, _)| loaded.contains(name));
     let none = map([("count", Value::int(0)), ("last_reason", Value::Null)]);
-    map([
+    let mut fields = vec![
         ok,
         ("loaded", Value::List(loaded.iter().map(Value::text).collect())),
         ("revisions", Value::Map(here.map(|(name, _)| (name.clone(), Value::Null)).collect())),
@@ -25,33 +26,51 @@ pub(crate) fn health(loaded: &[String], routes: &Routes, whole: bool) -> Value {
         ("device_is_preference", Value::Bool(loaded.is_empty())),
         ("checkpoint_devices", each(&Value::text("cpu"))),
         ("cpu_fallbacks", each(&none)),
-    ])
+    ];
+    if let Some(unload) = app.options().idle_unload {
+        fields.push(("idle_unload_seconds", Value::int(unload.as_secs())));
+        fields.push(("idle_seconds", Value::int(app.pool().residency().idle().as_secs())));
+    }
+    map(fields)
 }
 
-/// `/v1/models`: OpenAI's list, with `loaded` and `default` besides.
-pub(crate) fn list(loaded: &[String], routes: &Routes, languages: &[Language], started: u64) -> Value {
-    let entry = |(name, _): &(String, String)| {
-        map([
-            ("id", Value::text(name)),
-            ("object", Value::text("model")),
-            ("created", Value::int(started)),
-            ("owned_by", Value::text("anemone")),
-            ("loaded", Value::Bool(loaded.contains(name))),
-            ("default", Value::Bool(name == routes.default_model())),
-        ])
-    };
-    let language = |(index, language): (usize, &Language)| {
-        map([
-            ("id", Value::text(language.name())),
-            ("object", Value::text("model")),
-            ("created", Value::int(started)),
-            ("owned_by", Value::text("anemone")),
-            ("loaded", Value::Bool(true)),
-            ("default", Value::Bool(index == 0)),
-            ("max_model_len", Value::int(language.context_len() as u64)),
-        ])
-    };
-    let decisions = routes.models().iter().map(entry);
-    let data = decisions.chain(languages.iter().enumerate().map(language)).collect();
+/// `/v1/models`: OpenAI's list, with `loaded`, `default` and `aliases` besides.
+pub(crate) fn list(app: &App) -> Value {
+    let data = entries(app).into_iter().map(|(_, entry)| entry).collect();
     map([("object", Value::text("list")), ("data", Value::List(data))])
+}
+
+/// `/v1/models/{id}`: one entry, by name or alias.
+pub(crate) fn find(app: &App, id: &str) -> Option<Value> {
+    let known = entries(app).into_iter().find(|(names, _)| names.iter().any(|name| name == id));
+    known.map(|(_, entry)| entry)
+}
+
+/// The names of each model, and how it is shown.
+fn entries(app: &App) -> Vec<(Vec<String>, Value)> {
+    let (routes, loaded) = (app.models(), app.worker().loaded());
+    let entry = |names: Vec<String>, loaded: bool, default: bool, context: Option<usize>| {
+        let aliases = names[1..].iter().map(Value::text).collect();
+        let mut fields = vec![
+            ("id", Value::text(&names[0])),
+            ("object", Value::text("model")),
+            ("created", Value::int(app.started())),
+            ("owned_by", Value::text("anemone")),
+            ("loaded", Value::Bool(loaded)),
+            ("default", Value::Bool(default)),
+            ("aliases", Value::List(aliases)),
+        ];
+        fields.extend(context.map(|length| ("max_model_len", Value::int(length as u64))));
+        (names, map(fields))
+    };
+    let decisions = routes.models().iter().map(|(name, _)| {
+        let aliases = routes.aliases(name).map(str::to_owned);
+        let names = std::iter::once(name.clone()).chain(aliases).collect();
+        entry(names, loaded.contains(name), name == routes.default_model(), None)
+    });
+    let languages = app.pool().shown().enumerate().map(|(index, model)| {
+        let names = std::iter::once(model.name.to_owned()).chain(model.aliases.iter().cloned()).collect();
+        entry(names, model.loaded, index == 0, model.context_len)
+    });
+    decisions.chain(languages).collect()
 }

@@ -33,8 +33,17 @@ impl Refusal {
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, detail)
     }
 
+    /// 504: it took longer than a request may.
+    pub(crate) fn late() -> Self {
+        let detail = "the request took longer than this server allows; ask for less at once, or raise --request-timeout";
+        Self::new(StatusCode::GATEWAY_TIMEOUT, detail)
+    }
+
     /// What a failed decision means to the client: the request's own fault is told, anything else only logged.
     pub(crate) fn of(error: &anemone_decide::Error) -> Self {
+        if matches!(error, anemone_decide::Error::NoRoom { .. }) {
+            return Self::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string());
+        }
         if error.is_request() {
             return Self::invalid(error.to_string());
         }

@@ -105,8 +105,8 @@ async fn answer(
         }
         Ok((results, start.elapsed().as_secs_f64() * 1e3))
     };
-    let answered: Option<Result<_, Error>> = app.worker().run(permit, work).await;
-    let (results, ms) = answered.ok_or_else(Refusal::failed)?.map_err(|error| Refusal::of(&error))?;
+    let answered: Result<_, Error> = app.worker().run(permit, work).await?;
+    let (results, ms) = answered.map_err(|error| Refusal::of(&error))?;
     Ok(timed(json(&finish(results)), ms))
 }
 

@@ -6,6 +6,9 @@ use anyhow::Result;
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{Layer, Registry};
 
 use crate::commands::{
     bench, chat, completions, convert, decide, doctor, forward, inspect, man, palettize, perplexity, probe,
@@ -61,7 +64,7 @@ enum Command {
 }
 
 /// What every command is given besides its own arguments.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Shell {
     /// Keep stderr to errors.
     pub(crate) quiet: bool,
@@ -87,14 +90,15 @@ pub(crate) fn run() -> Result<ExitCode> {
         1 => LevelFilter::DEBUG,
         _ => LevelFilter::TRACE,
     };
-    tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
-        .with_max_level(level)
-        .with_ansi(output::stderr_has_colour())
-        .without_time()
-        // A closed stderr is no reason to stop.
-        .log_internal_errors(false)
-        .init();
+    let log = match &cli.command {
+        Command::Serve(args) => args.log.layer(level),
+        _ => None,
+    };
+    let (layer, _lines_until_the_end) = match log {
+        Some((layer, guard)) => (layer, Some(guard)),
+        None => (diagnostics(level), None),
+    };
+    tracing_subscriber::registry().with(layer).init();
     let shell = Shell { quiet: cli.global.quiet, env: Environment::read()? };
     match cli.command {
         Command::Run(args) => run::run(&args, &shell),
@@ -114,6 +118,18 @@ pub(crate) fn run() -> Result<ExitCode> {
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => man::run(&args),
     }
+}
+
+/// What is wrong, or with `-v` more, for people on stderr.
+fn diagnostics(level: LevelFilter) -> Box<dyn Layer<Registry> + Send + Sync> {
+    tracing_subscriber::fmt::layer()
+        .with_writer(std::io::stderr)
+        .with_ansi(output::stderr_has_colour())
+        .without_time()
+        // A closed stderr is no reason to stop.
+        .log_internal_errors(false)
+        .with_filter(level)
+        .boxed()
 }
 
 /// Help and version go to stdout; a usage error is one line and exit code 2.

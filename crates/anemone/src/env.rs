@@ -7,6 +7,7 @@ use anemone_checkpoint::hub::Hub;
 use anyhow::{Result, anyhow};
 
 /// The environment variables the command listens to.
+#[derive(Clone)]
 pub(crate) struct Environment {
     /// `HF_ENDPOINT`: the hub's address.
     pub(crate) hf_endpoint: Option<String>,

@@ -5,6 +5,7 @@ mod args;
 mod cli;
 mod commands;
 mod demo;
+mod energy;
 mod engine;
 mod env;
 mod files;

@@ -1,7 +1,8 @@
 use std::sync::atomic::AtomicU64;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use anemone_session::Generation;
+use anemone_session::{Generation, Timings, Usage};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
@@ -18,6 +19,9 @@ pub(crate) struct Meters {
     failed: Counter,
     prompt: Counter,
     cached: Counter,
+    hits: Counter,
+    prefilled: Counter,
+    decoded: Counter,
     completion: Counter,
     drafted: Counter,
     accepted: Counter,
@@ -25,6 +29,26 @@ pub(crate) struct Meters {
     decode: Seconds,
     first_token: Histogram,
     between_tokens: Histogram,
+    last: Mutex<Option<(Usage, Timings)>>,
+}
+
+/// What a model has done up to now.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Snapshot {
+    pub(crate) running: i64,
+    pub(crate) waiting: i64,
+    pub(crate) finished: u64,
+    pub(crate) failed: u64,
+    pub(crate) cached: u64,
+    pub(crate) hits: u64,
+    pub(crate) drafted: u64,
+    pub(crate) accepted: u64,
+    /// Tokens of prompts that were computed, and the time to first tokens.
+    pub(crate) prefill: (u64, f64),
+    /// Tokens after the first ones, and their time.
+    pub(crate) decode: (u64, f64),
+    /// The sequence that ended last.
+    pub(crate) last: Option<(Usage, Timings)>,
 }
 
 impl Default for Meters {
@@ -36,6 +60,9 @@ impl Default for Meters {
             failed: Counter::default(),
             prompt: Counter::default(),
             cached: Counter::default(),
+            hits: Counter::default(),
+            prefilled: Counter::default(),
+            decoded: Counter::default(),
             completion: Counter::default(),
             drafted: Counter::default(),
             accepted: Counter::default(),
@@ -43,6 +70,7 @@ impl Default for Meters {
             decode: Seconds::default(),
             first_token: Histogram::new(exponential_buckets(0.005, 2.0, 14)),
             between_tokens: Histogram::new(exponential_buckets(0.000_5, 2.0, 14)),
+            last: Mutex::default(),
         }
     }
 }
@@ -54,6 +82,9 @@ impl Meters {
         for (counter, tokens) in [
             (&self.prompt, usage.prompt_tokens),
             (&self.cached, usage.cached_tokens),
+            (&self.hits, usize::from(usage.cached_tokens > 0)),
+            (&self.prefilled, timings.prefill_tokens),
+            (&self.decoded, timings.decode_tokens),
             (&self.completion, usage.completion_tokens),
             (&self.drafted, drafts.drafted),
             (&self.accepted, drafts.accepted),
@@ -62,6 +93,23 @@ impl Meters {
         }
         self.prefill.inc_by(timings.prefill_seconds);
         self.decode.inc_by(timings.decode_seconds);
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some((usage, timings));
+    }
+
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        Snapshot {
+            running: self.running.get(),
+            waiting: self.waiting.get(),
+            finished: self.finished.get(),
+            failed: self.failed.get(),
+            cached: self.cached.get(),
+            hits: self.hits.get(),
+            drafted: self.drafted.get(),
+            accepted: self.accepted.get(),
+            prefill: (self.prefilled.get(), self.prefill.get()),
+            decode: (self.decoded.get(), self.decode.get()),
+            last: *self.last.lock().unwrap_or_else(PoisonError::into_inner),
+        }
     }
 
     pub(super) fn failed(&self) {
@@ -85,6 +133,9 @@ impl Meters {
         for (name, help, counter) in [
             ("prompt_tokens", "Tokens of prompts", &self.prompt),
             ("cached_tokens", "Tokens of prompts that were known from before", &self.cached),
+            ("cache_hits", "Prompts of which a beginning was known from before", &self.hits),
+            ("prefill_tokens", "Tokens of prompts that were computed", &self.prefilled),
+            ("decode_tokens", "Tokens drawn after first ones", &self.decoded),
             ("completion_tokens", "Tokens generated", &self.completion),
             ("drafted_tokens", "Tokens guessed ahead", &self.drafted),
             ("accepted_tokens", "Tokens guessed ahead that were right", &self.accepted),

@@ -5,8 +5,11 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Instant;
 
-use anemone_session::{Batch, BatchOptions, Event, Job, Progress, SequenceId, Together, Tokenizer};
+use anemone_session::{
+    Batch, BatchOptions, Event, Generation, Job, Progress, SequenceId, Together, Tokenizer,
+};
 use tokio::sync::{mpsc, oneshot};
+use tracing::Span;
 
 use super::Update;
 use super::meters::Meters;
@@ -19,6 +22,8 @@ pub(super) struct Command {
     pub(super) job: Job,
     pub(super) events: mpsc::UnboundedSender<(usize, Update)>,
     pub(super) accepted: oneshot::Sender<anemone_session::Result<()>>,
+    /// What log lines about it belong to.
+    pub(super) span: Span,
 }
 
 /// Starts the thread; the pointer is dead when the thread is.
@@ -49,6 +54,7 @@ struct Listener {
     /// When it came, or its latest token.
     since: Instant,
     begun: bool,
+    span: Span,
 }
 
 struct Worker<'t, E> {
@@ -79,11 +85,11 @@ impl<E: Together> Worker<'_, E> {
     }
 
     fn take(&mut self, command: Command) {
-        let Command { job, events, accepted } = command;
+        let Command { job, events, accepted, span } = command;
         let taken = self.batch.submit(job).map(|ids| {
             for (number, id) in ids.into_iter().enumerate() {
-                let (events, since) = (events.clone(), Instant::now());
-                self.listeners.insert(id, Listener { number, events, since, begun: false });
+                let (events, since, span) = (events.clone(), Instant::now(), span.clone());
+                self.listeners.insert(id, Listener { number, events, since, begun: false, span });
             }
         });
         // Whoever asked may have gone; then the listeners are gone too, and the sequences are cancelled.
@@ -115,6 +121,9 @@ fn tell(
         Progress::Event(_) => return ControlFlow::Continue(()),
         Progress::Finished(generation) => {
             meters.finished(&generation);
+            if let Some(listener) = listeners.get(&id) {
+                listener.span.in_scope(|| log(&generation));
+            }
             (Update::Finished(Box::new(generation)), true)
         }
         Progress::Failed(error) => {
@@ -135,4 +144,17 @@ fn tell(
         listeners.remove(&id);
     }
     if sent.is_err() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+}
+
+fn log(generation: &Generation) {
+    let (usage, timings, drafts) = (generation.usage, generation.timings, generation.drafts);
+    tracing::info!(
+        prompt_tokens = usage.prompt_tokens,
+        cached_tokens = usage.cached_tokens,
+        completion_tokens = usage.completion_tokens,
+        accepted_tokens = drafts.accepted,
+        prefill_seconds = timings.prefill_seconds,
+        decode_seconds = timings.decode_seconds,
+        "generated"
+    );
 }

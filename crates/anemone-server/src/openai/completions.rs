@@ -66,13 +66,17 @@ fn join(mut all: Vec<Updates>, per_job: usize) -> Updates {
                     () = sender.closed() => return,
                     update = updates.recv() => {
                         let Some((number, update)) = update else { return };
+                        let failed = matches!(update, Update::Failed(_));
                         let _ = sender.send((job * per_job + number, update));
+                        if failed {
+                            return;
+                        }
                     }
                 }
             }
         });
     }
-    joined
+    joined.into()
 }
 
 struct Completion {

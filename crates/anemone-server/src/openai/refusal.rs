@@ -43,6 +43,26 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "the model failed; the server's log says why")
     }
 
+    /// 404: no model has this name.
+    pub(crate) fn no_model(name: &str) -> Self {
+        let message = format!("the model '{name}' is not here; GET /v1/models lists those that are");
+        let missing = Self::new(StatusCode::NOT_FOUND, message).with_code("model_not_found");
+        Self { param: Some("model".to_owned()), ..missing }
+    }
+
+    /// 504: it took longer than a request may.
+    pub(crate) fn late() -> Self {
+        let message = "the request took longer than this server allows; ask for fewer tokens, or raise --request-timeout";
+        Self::new(StatusCode::GATEWAY_TIMEOUT, message)
+    }
+
+    /// 503: other models are at work and this one does not fit beside them.
+    pub(crate) fn full() -> Self {
+        let message =
+            "other models are at work and this one does not fit in memory beside them, try again later";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, message)
+    }
+
     /// What an error of a session means to the client; `of` names the field prompts come from.
     pub(crate) fn session(error: &anemone_session::Error, of: &str) -> Self {
         use anemone_session::Error;

@@ -16,11 +16,11 @@ use serde_json::{Value, json};
 
 use crate::support::{Answer, models, post, runtime, send};
 
-fn assets() -> std::path::PathBuf {
+pub(crate) fn assets() -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../anemone/assets")
 }
 
-fn engine() -> Engine {
+pub(crate) fn engine() -> Engine {
     let checkpoint = Checkpoint::open(&assets().join("stories-lfm2")).unwrap();
     let weights = checkpoint.weights();
     let stack = anemone_models::load(checkpoint.config(), &*weights).unwrap();
@@ -35,17 +35,17 @@ fn engine() -> Engine {
     Engine::new(model, options).unwrap()
 }
 
-fn tokenizer() -> Tokenizer {
+pub(crate) fn tokenizer() -> Tokenizer {
     let checkpoint = Checkpoint::open(&assets().join("stories-lfm2")).unwrap();
     Tokenizer::from_bytes(&checkpoint.tokenizer_json().unwrap(), checkpoint.tokenizer_config()).unwrap()
 }
 
-fn template(tokenizer: &Tokenizer) -> ChatTemplate {
+pub(crate) fn template(tokenizer: &Tokenizer) -> ChatTemplate {
     let source = std::fs::read_to_string(assets().join("stories-lfm2/chat_template.jinja")).unwrap();
     ChatTemplate::new(&source, TemplateTokens::from(tokenizer)).unwrap()
 }
 
-fn defaults() -> GenerateOptions {
+pub(crate) fn defaults() -> GenerateOptions {
     GenerateOptions { sampling: SamplingParams::greedy(), stop_ids: vec![2, 7], ..GenerateOptions::default() }
 }
 
@@ -59,7 +59,7 @@ fn app_with(defaults: GenerateOptions, batch: BatchOptions) -> App {
     let model =
         LanguageModel { name: "stories".into(), engine: engine(), tokenizer, template, defaults, batch };
     let language = Language::start(model).unwrap();
-    App::new(models(assets(), &[("demo", "laya-demo")]), vec![language], Options::default()).unwrap()
+    App::new(models(assets(), &[("demo", "laya-demo")]), vec![language.into()], Options::default()).unwrap()
 }
 
 /// What the session itself generates.
@@ -86,10 +86,10 @@ fn events(answer: &Answer) -> Vec<Value> {
     events.iter().map(|event| serde_json::from_str(event).unwrap()).collect()
 }
 
-const CHAT: &str = "/v1/chat/completions";
+pub(crate) const CHAT: &str = "/v1/chat/completions";
 const COMPLETE: &str = "/v1/completions";
 
-fn user(text: &str, more: impl Into<Value>) -> Body {
+pub(crate) fn user(text: &str, more: impl Into<Value>) -> Body {
     let more: Value = more.into();
     let mut request = json!({"messages": [{"role": "user", "content": text}]});
     for (key, value) in more.as_object().unwrap() {
@@ -542,7 +542,7 @@ fn offsets_are_places_in_the_text() {
 }
 
 /// An engine that panics when it is used.
-struct Panics;
+pub(crate) struct Panics;
 
 impl anemone_session::Engine for Panics {
     fn vocab_size(&self) -> usize {
@@ -597,7 +597,7 @@ fn a_model_that_panics_is_told_of_and_nobody_waits_for_it() {
         let (defaults, batch) = (defaults(), BatchOptions::default());
         let model =
             LanguageModel { name: "bad".into(), engine: Panics, tokenizer, template, defaults, batch };
-        let languages = vec![Language::start(model).unwrap()];
+        let languages = vec![Language::start(model).unwrap().into()];
         let app =
             App::new(models(assets(), &[("demo", "laya-demo")]), languages, Options::default()).unwrap();
         let health = async || send(&app, "GET", "/health", &[], Body::empty()).await.status.as_u16();

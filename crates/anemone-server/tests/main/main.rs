@@ -7,6 +7,7 @@ mod exchanges;
 mod hostile;
 mod language;
 mod mutations;
+mod operation;
 mod order;
 mod sockets;
 mod support;

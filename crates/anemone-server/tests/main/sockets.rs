@@ -11,6 +11,9 @@ use crate::support::{demo, runtime};
 
 const BODY: &str = r#"{"state":"x","questions":{"q":{"type":"noul","instructions":"x"}}}"#;
 
+/// Time requests have to end.
+const GRACE: Duration = Duration::from_secs(30);
+
 /// A server that runs until it is dropped.
 pub(crate) struct Running {
     pub(crate) address: SocketAddr,
@@ -27,7 +30,7 @@ impl Running {
             let stopped = async {
                 let _ = stopped.await;
             };
-            runtime().block_on(serve(listener, &app, stopped)).unwrap();
+            runtime().block_on(serve(listener, &app, GRACE, stopped)).unwrap();
         };
         Self { address, stop: Some(stop), thread: Some(std::thread::spawn(run)) }
     }

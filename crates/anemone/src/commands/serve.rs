@@ -1,25 +1,29 @@
+mod access;
+mod log;
+mod memory;
 mod models;
 mod signals;
 
-use std::net::{IpAddr, TcpListener};
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anemone_cpu::LayaOptions;
 use anemone_decide::Tournament;
 use anemone_emulator::Profile;
-use anemone_server::{App, Key, Language, Options};
+use anemone_server::{App, Key, Machine, Options};
 use anyhow::{Context, Result};
 use clap::builder::RangedU64ValueParser;
 
+use self::access::AccessArgs;
+use self::log::LogArgs;
+use self::memory::MemoryArgs;
 use self::models::Named;
 use self::signals::Signals;
 use crate::args::{EngineArgs, EngineName, LayoutName, SpeculationArgs};
 use crate::cli::Shell;
 use crate::commands::decide::emulated;
 use crate::prefix::{self, PrefixArgs};
-use crate::{files, interrupt, machine, output};
+use crate::{energy, interrupt, machine, output};
 
 /// Threads that talk to clients; models have their own.
 const CLIENT_THREADS: usize = 2;
@@ -55,24 +59,21 @@ pub(crate) struct Args {
     /// Use only models that are on this machine (as `HF_HUB_OFFLINE=1` does)
     #[arg(long)]
     offline: bool,
-    /// Address to listen on; any but this machine's own lets others in
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
-    host: IpAddr,
-    /// Port to listen on; 0 takes a free one
-    #[arg(long, value_name = "N", default_value_t = 8000)]
-    port: u16,
-    /// Key that requests must show as `Authorization: Bearer KEY`; other users of this machine can see it here
-    #[arg(long, value_name = "KEY", conflicts_with = "api_key_file")]
-    api_key: Option<String>,
-    /// A file with the key
-    #[arg(long, value_name = "FILE")]
-    api_key_file: Option<PathBuf>,
+    /// Another name for a model, as `gpt-4o-mini=stories-lfm2`; may be repeated
+    #[arg(long, value_name = "ALIAS=NAME")]
+    alias: Vec<String>,
     /// Requests read, waiting and computed at once
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024))]
     max_concurrent: usize,
     /// Seconds a request's body may take to arrive
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = RangedU64ValueParser::<u64>::new().range(1..=3600))]
     body_timeout: u64,
+    /// Seconds a request may take in all; then it is broken off (504) [default: as long as its client waits]
+    #[arg(long, value_name = "SECONDS", value_parser = RangedU64ValueParser::<u64>::new().range(1..=31_536_000))]
+    request_timeout: Option<u64>,
+    /// Seconds that requests which have begun may still take when the server is told to end
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = RangedU64ValueParser::<u64>::new().range(0..=86_400))]
+    grace: u64,
     /// Answer with the fields of Jev's own service only
     #[arg(long)]
     jev_strict: bool,
@@ -112,9 +113,31 @@ pub(crate) struct Args {
     /// Threads of the models, 1 to 512 [default: all the system offers]
     #[arg(long, short = 't', value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=512), allow_negative_numbers = true)]
     threads: Option<usize>,
+    #[command(flatten)]
+    memory: MemoryArgs,
+    #[command(flatten)]
+    access: AccessArgs,
+    #[command(flatten)]
+    pub(crate) log: LogArgs,
 }
 
 impl Args {
+    fn options(&self, key: Option<Key>, sizes: Vec<(String, u64)>) -> Options {
+        Options {
+            key,
+            max_concurrent: self.max_concurrent,
+            body_timeout: Duration::from_secs(self.body_timeout),
+            jev_strict: self.jev_strict,
+            tournament: self.tournament_group.map(|group_size| Tournament { group_size }),
+            request_timeout: self.request_timeout.map(Duration::from_secs),
+            idle_unload: self.memory.idle_unload(),
+            memory: self.memory.memory(sizes),
+            guard: self.access.guard(),
+            machine: Machine { resident: Some(|| machine::rss().total), energy: Some(energy::joules) },
+            log_bodies: self.log.has_bodies(),
+        }
+    }
+
     /// The flags of language models' engines.
     fn language_engine(&self) -> EngineArgs {
         EngineArgs {
@@ -130,37 +153,25 @@ impl Args {
 }
 
 pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
-    let options = Options {
-        key: key(args)?,
-        max_concurrent: args.max_concurrent,
-        body_timeout: Duration::from_secs(args.body_timeout),
-        jev_strict: args.jev_strict,
-        tournament: args.tournament_group.map(|group_size| Tournament { group_size }),
-        resident: Some(|| machine::rss().total),
-    };
     let profile = emulated::chosen(args.engine, args.profile.as_ref(), args.bf16)?;
-    let open = options.key.is_none() && !args.host.is_loopback();
+    let key = args.access.key()?;
+    let open = key.is_none() && args.access.is_public();
     // Before models are loaded, which may take a while.
-    let listener = TcpListener::bind((args.host, args.port)).with_context(|| {
-        format!(
-            "--host {} --port {}: cannot listen there; choose another address or port",
-            args.host, args.port
-        )
-    })?;
-    let address = listener.local_addr().context("cannot read the address that is listened on")?;
-    let threads = args.threads.unwrap_or_else(crate::machine::threads);
+    let bound = args.access.bind()?;
+    let threads = args.threads.unwrap_or_else(machine::threads);
     let named = Named::sort(args, shell)?;
     let laya = LayaOptions { threads, reduced: args.bf16 };
-    let decisions = models::open(&named, args, laya, profile.as_ref(), shell)?;
-    let languages = named.languages(args, shell)?;
-    let names = decisions.routes().models().iter().map(|(name, _)| name.as_str());
-    let names: Vec<String> = names.chain(languages.iter().map(Language::name)).map(str::to_owned).collect();
-    let app = App::new(decisions, languages, options)?;
+    let (mut decisions, sizes) = models::open(&named, args, laya, profile.as_ref(), shell)?;
+    let mut languages = named.languages(args, shell)?;
+    models::alias(&args.alias, &named, &mut decisions, &mut languages)?;
+    args.memory.fits(&sizes, &languages)?;
+    let app = App::new(decisions, languages, args.options(key, sizes))?;
+    let left = if args.memory.on_demand { Vec::new() } else { app.preload()? };
     let runtime = (tokio::runtime::Builder::new_multi_thread().worker_threads(CLIENT_THREADS))
         .enable_all()
         .build()
         .context("cannot start the threads of the server")?;
-    runtime.block_on(async {
+    let ended = runtime.block_on(async {
         let mut signals = Signals::listen()?;
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let stopped = async {
@@ -170,7 +181,10 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
             if open {
                 output::note("no --api-key: everyone who can reach this address is answered");
             }
-            output::note(&format!("{} at http://{address}", names.join(", ")));
+            if !left.is_empty() {
+                output::note(&format!("loaded when asked for (--max-memory): {}", left.join(", ")));
+            }
+            output::note(&format!("{} at {}", named.names().collect::<Vec<_>>().join(", "), bound.shown));
         }
         let signalled = async {
             signals.next().await;
@@ -180,21 +194,18 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
             let _ = stop.send(());
             signals.next().await;
         };
+        let grace = Duration::from_secs(args.grace);
         tokio::select! {
-            served = anemone_server::serve(listener, &app, stopped) => {
-                served?;
+            served = anemone_server::serve(bound.listener, &app, grace, stopped) => {
+                if !served? && !shell.quiet {
+                    output::note(&format!("requests that did not end in {} s (--grace) were broken off", args.grace));
+                }
                 Ok(ExitCode::SUCCESS)
             }
             () = signalled => Ok(ExitCode::from(interrupt::EXIT_CODE)),
         }
-    })
-}
-
-fn key(args: &Args) -> Result<Option<Key>> {
-    if let Some(path) = &args.api_key_file {
-        let text = files::read_text("--api-key-file", path)?;
-        let key = Key::new(text.trim()).with_context(|| format!("--api-key-file {}", path.display()))?;
-        return Ok(Some(key));
-    }
-    args.api_key.as_deref().map(Key::new).transpose().context("--api-key")
+    });
+    // A request that is being read or computed does not hold the end up.
+    runtime.shutdown_timeout(Duration::from_millis(500));
+    ended
 }

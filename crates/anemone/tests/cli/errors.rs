@@ -2,7 +2,7 @@ use crate::support::{Copy, anemone, anemone_with, command};
 
 #[test]
 fn bad_arguments_name_the_flag() {
-    let usage: [(&[&str], &[&str]); 21] = [
+    let usage: [(&[&str], &[&str]); 25] = [
         (&["run", "--ctx", "0"], &["--ctx", "'0'", "1.."]),
         (&["run", "--ctx", "-5"], &["--ctx", "-5"]),
         (&["run", "--ctx", "99999999999999999999999"], &["--ctx"]),
@@ -23,6 +23,10 @@ fn bad_arguments_name_the_flag() {
         (&["run", "--frobnicate"], &["--frobnicate", "--help"]),
         (&["forward"], &["--tokens <IDS>", "--text"]),
         (&["perplexity", "--file", "a", "--window", "1"], &["--window", "2.."]),
+        (&["serve", "--cors-origin", "example.org"], &["--cors-origin", "a scheme and a host"]),
+        (&["serve", "--log-bodies"], &["--log-requests"]),
+        (&["serve", "--idle-unload", "0"], &["--idle-unload", "1.."]),
+        (&["serve", "--max-memory", "lots"], &["--max-memory", "500M or 4G"]),
         (&["dance"], &["dance", "--help"]),
     ];
     for (args, fragments) in usage {
@@ -32,7 +36,7 @@ fn bad_arguments_name_the_flag() {
 
 #[test]
 fn bad_requests_name_the_flag_and_the_remedy() {
-    let cases: [(&[&str], &[&str]); 23] = [
+    let cases: [(&[&str], &[&str]); 27] = [
         (&["run", "--ctx", "99999999"], &["99999999", "2048", "lower --ctx"]),
         (&["run", "--engine", "coreml"], &["--engine coreml", "use --engine cpu"]),
         (&["run", "--engine", "emulator"], &["--engine emulator", "built-in", "anemone convert --out"]),
@@ -45,6 +49,16 @@ fn bad_requests_name_the_flag_and_the_remedy() {
             &["--revision v1", "already", "leave it out"],
         ),
         (&["run", "-p", "a", "-m", ".", "--revision", "v1"], &["--revision v1", "a path", "leave it out"]),
+        (
+            &["serve", "--port", "0", "--max-memory", "1M"],
+            &["--max-memory 1.0 MiB", "'laya-demo'", "raise it"],
+        ),
+        (&["serve", "--port", "0", "--alias", "x"], &["--alias x", "ALIAS=NAME"]),
+        (&["serve", "--port", "0", "--alias", "x=y"], &["--alias x=y", "laya-demo, stories-lfm2"]),
+        (
+            &["serve", "--port", "0", "--alias", "laya-demo=stories-lfm2"],
+            &["--alias laya-demo=stories-lfm2", "already", "another"],
+        ),
         (&["forward", "--text", "once upon", "--ctx", "1"], &["--text: 3 tokens do not", "raise --ctx"]),
         (&["convert", "--out", "/", "--force"], &["--out /", "not a bundle", "another place"]),
         (&["perplexity", "--file", "Cargo.toml", "--separator", "\\q"], &["--separator", "\\\\"]),

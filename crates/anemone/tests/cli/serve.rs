@@ -34,7 +34,7 @@ impl Server {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         let length = body.len();
         let head = format!(
-            "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{header}content-length: {length}\r\n\r\n"
+            "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{header}content-length: {length}\r\n\r\n"
         );
         stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
         let mut text = String::new();
@@ -207,4 +207,87 @@ fn a_language_model_answers_as_run_does() {
     assert!(answers.iter().all(|(status, _)| *status == 200), "{answers:?}");
     assert_eq!(answers[0].1["choices"], answers[1].1["choices"]);
     emulated.end("-TERM").ok();
+}
+
+#[cfg(unix)]
+#[test]
+fn a_socket_in_the_file_system_is_listened_on_and_removed() {
+    use std::os::unix::net::UnixStream;
+
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("anemone.sock");
+    let at = path.to_str().unwrap();
+    let mut child = command(&["serve", "--unix-socket", at])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    while !line.contains("at unix:") {
+        line.clear();
+        assert!(stderr.read_line(&mut line).unwrap() > 0, "it ended");
+    }
+    let mut stream = UnixStream::connect(&path).unwrap();
+    stream.write_all(b"GET /ready HTTP/1.1\r\nhost: any.name\r\nconnection: close\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    assert!(text.starts_with("HTTP/1.1 200") && text.ends_with(r#"{"status":"ready"}"#), "{text}");
+    anemone(&["serve", "--unix-socket", at]).fails(1, &["--unix-socket", "a server answers there already"]);
+    assert!(Command::new("kill").arg(child.id().to_string()).status().unwrap().success());
+    assert!(child.wait().unwrap().success() && !path.exists());
+    std::fs::write(&path, "").unwrap();
+    anemone(&["serve", "--unix-socket", at]).fails(1, &["--unix-socket", "it is no socket"]);
+}
+
+#[test]
+fn the_log_tells_of_requests_and_not_what_they_say() {
+    let body = r#"{"model": "small", "prompt": "a secret", "max_tokens": 3}"#;
+    let args = ["--log-requests", "json", "--alias", "small=stories-lfm2", "--on-demand"];
+    let server = Server::start(&args);
+    let (_, before) = server.request("GET", "/v1/models", "", "");
+    assert!(before["data"].as_array().unwrap().iter().all(|model| model["loaded"] == false), "{before}");
+    let (status, answer) = server.request("POST", "/v1/completions", "x-request-id: mine\r\n", body);
+    assert_eq!((status, &answer["model"]), (200, &"stories-lfm2".into()), "{answer}");
+    let ran = server.end("-TERM").ok();
+    let lines: Vec<Value> =
+        ran.stderr.lines().filter(|l| l.starts_with('{')).map(|l| serde_json::from_str(l).unwrap()).collect();
+    let of = |message: &str| {
+        let mut own = lines.iter().filter(|l| l["message"] == message && l["span"]["id"] == "mine");
+        own.next().unwrap_or_else(|| panic!("no {message}: {}", ran.stderr))
+    };
+    assert_eq!((&of("generated")["completion_tokens"], &of("answered")["status"]), (&3.into(), &200.into()));
+    assert_eq!(of("answered")["span"]["path"], "/v1/completions");
+    assert!(!ran.stderr.contains("secret"), "{}", ran.stderr);
+    let server = Server::start(&["--log-requests", "text", "--log-bodies"]);
+    server.request("POST", "/v1/completions", "", body);
+    let ran = server.end("-TERM").ok();
+    assert!(ran.stderr.contains("secret") && ran.stderr.contains("status=404"), "{}", ran.stderr);
+}
+
+#[test]
+fn only_names_of_this_machine_are_answered_unless_others_are_allowed() {
+    let ask = |server: &Server| {
+        let mut stream = TcpStream::connect(&server.address).unwrap();
+        stream.write_all(b"GET /ready HTTP/1.1\r\nhost: box.lan\r\nconnection: close\r\n\r\n").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text.split(' ').nth(1).unwrap().to_owned()
+    };
+    assert_eq!(ask(&Server::start(&[])), "403");
+    assert_eq!(ask(&Server::start(&["--allow-host", "box.lan"])), "200");
+}
+
+#[test]
+fn requests_that_do_not_end_in_time_are_broken_off_at_the_end() {
+    let server = Server::start(&["--grace", "0"]);
+    let mut stream = TcpStream::connect(&server.address).unwrap();
+    let body = r#"{"prompt": "a", "max_tokens": 2000, "ignore_eos": true, "stream": true, "n": 8}"#;
+    let head =
+        format!("POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n", body.len());
+    stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
+    let mut some = [0; 512];
+    assert!(stream.read(&mut some).unwrap() > 0);
+    let ran = server.end("-TERM").ok();
+    assert!(ran.stderr.contains("(--grace) were broken off"), "{}", ran.stderr);
 }

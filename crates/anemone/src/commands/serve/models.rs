@@ -2,24 +2,25 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use anemone_bundle::DecisionBundle;
-use anemone_checkpoint::{DecisionCheckpoint, is_hub_id};
+use anemone_checkpoint::{DecisionCheckpoint, Weights, is_hub_id};
 use anemone_cpu::LayaOptions;
 use anemone_decide::{Decider, Error, Router, Routes};
 use anemone_emulator::{Emulator, Profile};
-use anemone_server::{Language, LanguageModel};
+use anemone_server::{Language, LanguageModel, LanguageSource, Launch};
 use anemone_session::{BatchOptions, Engine as _, GenerateOptions};
 use anyhow::{Context, Result, ensure};
 
 use super::Args;
-use crate::args::{EngineName, ModelArgs};
+use crate::args::{EngineArgs, EngineName, ModelArgs, SpeculationArgs};
 use crate::cli::Shell;
 use crate::commands::decide::emulated;
 use crate::model::Loaded;
+use crate::prefix::PrefixArgs;
 use crate::{demo, generation, model, output};
 
 /// A model that is not loaded yet.
 enum Source {
-    Native(DecisionCheckpoint),
+    Native(ModelArgs, Shell),
     Emulated(DecisionBundle, Profile),
 }
 
@@ -57,9 +58,15 @@ impl Named {
         Ok(named)
     }
 
-    /// The language models, loaded and running, with their names.
-    pub(super) fn languages(&self, args: &Args, shell: &Shell) -> Result<Vec<Language>> {
-        self.languages.iter().map(|(name, place)| language(name, place.as_deref(), args, shell)).collect()
+    /// The language models, checked and ready to be loaded.
+    pub(super) fn languages(&self, args: &Args, shell: &Shell) -> Result<Vec<LanguageSource>> {
+        let each = self.languages.iter();
+        each.map(|(name, place)| language(name, place.as_deref(), args, shell)).collect()
+    }
+
+    /// Names of all models.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.decisions.iter().chain(&self.languages).map(|(name, _)| name.as_str())
     }
 }
 
@@ -67,43 +74,72 @@ fn source(place: &str, args: &Args) -> ModelArgs {
     ModelArgs { model: Some(PathBuf::from(place)), offline: args.offline, revision: None }
 }
 
-fn language(name: &str, place: Option<&str>, args: &Args, shell: &Shell) -> Result<Language> {
-    let label = || format!("--model {name}={}", place.unwrap_or(name));
+/// A language model with all that loading it takes.
+fn language(name: &str, place: Option<&str>, args: &Args, shell: &Shell) -> Result<LanguageSource> {
+    let label = format!("--model {name}={}", place.unwrap_or(name));
     let empty = ModelArgs { model: None, offline: args.offline, revision: None };
     let source = place.map_or(empty, |place| source(place, args));
-    let (loaded, tokenizer) =
-        Loaded::with_tokenizer(&source, &args.language_engine(), 0, shell).with_context(label)?;
-    let template = model::template(&loaded.checkpoint, &tokenizer).with_context(label)?;
-    let defaults = generation::served(&loaded.checkpoint, &loaded.stack().model_type, &tokenizer);
-    let prefix_cache = args.prefix.open(&loaded, args.prefix_cache_memory).with_context(label)?;
-    let defaults = GenerateOptions { speculation: args.speculation.speculation()?, prefix_cache, ..defaults };
-    let batch = BatchOptions {
-        max_sequences: args.max_sequences,
-        max_waiting: args.max_waiting,
-        max_tokens: args.max_tokens.unwrap_or(args.max_sequences.saturating_mul(loaded.engine.context_len())),
-        ..BatchOptions::default()
-    };
-    let Loaded { engine, .. } = loaded;
-    Ok(Language::start(LanguageModel {
+    // What is wrong with it is told now, also when it is loaded later.
+    let bytes = model::open(&source, shell).with_context(|| label.clone())?.weight_bytes();
+    let loader = Loader {
         name: name.to_owned(),
-        engine,
-        tokenizer,
-        template,
-        defaults,
-        batch,
-    })?)
+        source,
+        engine: args.language_engine(),
+        speculation: args.speculation.clone(),
+        prefix: args.prefix.clone(),
+        prefix_memory: args.prefix_cache_memory,
+        sequences: (args.max_sequences, args.max_waiting, args.max_tokens),
+        shell: shell.clone(),
+    };
+    loader.speculation.speculation()?;
+    let load =
+        move |launch: &Launch| loader.load(launch).map_err(|error| format!("{label}: {error:#}").into());
+    Ok(LanguageSource::new(name, bytes, load))
 }
 
-/// The decision models, loaded, so that a fault in one is seen now and not by a client.
+/// Loads a language model, again and again.
+struct Loader {
+    name: String,
+    source: ModelArgs,
+    engine: EngineArgs,
+    speculation: SpeculationArgs,
+    prefix: PrefixArgs,
+    prefix_memory: u64,
+    /// That run at once, that wait, and tokens of all.
+    sequences: (usize, usize, Option<usize>),
+    shell: Shell,
+}
+
+impl Loader {
+    fn load(&self, launch: &Launch) -> Result<Language> {
+        let (loaded, tokenizer) = Loaded::with_tokenizer(&self.source, &self.engine, 0, &self.shell)?;
+        let template = model::template(&loaded.checkpoint, &tokenizer)?;
+        let defaults = generation::served(&loaded.checkpoint, &loaded.stack().model_type, &tokenizer);
+        let prefix_cache = self.prefix.open(&loaded, self.prefix_memory)?;
+        let defaults =
+            GenerateOptions { speculation: self.speculation.speculation()?, prefix_cache, ..defaults };
+        let (max_sequences, max_waiting, max_tokens) = self.sequences;
+        let all = max_sequences.saturating_mul(loaded.engine.context_len());
+        let max_tokens = max_tokens.unwrap_or(all);
+        let batch = BatchOptions { max_sequences, max_waiting, max_tokens, ..BatchOptions::default() };
+        let (name, Loaded { engine, .. }) = (self.name.clone(), loaded);
+        Ok(launch.start(LanguageModel { name, engine, tokenizer, template, defaults, batch })?)
+    }
+}
+
+/// Decision models, and the bytes of their weights by name.
+type Opened = (Router<Decider>, Vec<(String, u64)>);
+
+/// The decision models, checked and ready to be loaded, with the bytes of their weights.
 pub(super) fn open(
     named: &Named,
     args: &Args,
     options: LayaOptions,
     profile: Option<&Profile>,
     shell: &Shell,
-) -> Result<Router<Decider>> {
+) -> Result<Opened> {
     let mut routes = Routes::empty();
-    let mut sources: HashMap<String, Source> = HashMap::new();
+    let (mut sources, mut sizes): (HashMap<String, Source>, _) = (HashMap::new(), Vec::new());
     for (name, place) in &named.decisions {
         let label = || format!("--model {name}={}", place.as_deref().unwrap_or(name));
         let before = routes.models().len();
@@ -116,10 +152,16 @@ pub(super) fn open(
         let source =
             ModelArgs { model: place.as_ref().map(PathBuf::from), offline: args.offline, revision: None };
         let canonical = routes.find(name)?.0.clone();
-        let source = match profile {
-            Some(profile) => Source::Emulated(emulated::bundle(source.model.as_deref())?, profile.clone()),
-            None => Source::Native(model::open_decision(&source, shell)?),
+        let (source, bytes) = if let Some(profile) = profile {
+            let bundle = emulated::bundle(source.model.as_deref())?;
+            let weights = bundle.package().join("Data/com.apple.CoreML/weights/weight.bin");
+            let bytes = std::fs::metadata(weights).map_or(0, |file| file.len());
+            (Source::Emulated(bundle, profile.clone()), bytes)
+        } else {
+            let bytes = weight_bytes(&*model::open_decision(&source, shell)?.weights());
+            (Source::Native(source, shell.clone()), bytes)
         };
+        sizes.push((canonical.clone(), bytes));
         sources.insert(canonical, source);
     }
     let names: Vec<String> = routes.models().iter().map(|(name, _)| name.clone()).collect();
@@ -128,26 +170,73 @@ pub(super) fn open(
         None if routes.find("multilingual").is_ok() || names.is_empty() => (),
         None => routes.set_default(&names[0])?,
     }
+    let mut noted = shell.quiet;
     let load = move |name: &str, _: &str| {
         let source = sources.get(name).ok_or_else(|| Error::UnknownModel {
             model: name.to_owned(),
             choices: "those of the command line".to_owned(),
         })?;
-        match source {
-            Source::Native(checkpoint) => Decider::load(checkpoint, options),
-            Source::Emulated(bundle, profile) => {
-                Decider::open(bundle.clone(), Box::new(Emulator::new(profile.clone(), options.threads)))
+        let decider = match source {
+            Source::Native(source, shell) => {
+                let load = |error: anyhow::Error| Error::Load {
+                    model: name.to_owned(),
+                    problem: format!("{error:#}"),
+                };
+                Decider::load(&model::open_decision(source, shell).map_err(load)?, options)?
             }
-        }
-    };
-    let mut models = Router::new(routes, names.len().max(1), load)?;
-    for name in &names {
-        let decider = models.model(name).with_context(|| format!("--model {name}"))?;
-        if options.reduced && !decider.engine().has_reduced_products() && !shell.quiet {
+            Source::Emulated(bundle, profile) => {
+                Decider::open(bundle.clone(), Box::new(Emulator::new(profile.clone(), options.threads)))?
+            }
+        };
+        if options.reduced && !decider.engine().has_reduced_products() && !noted {
             output::note("this processor has no bf16 products; f32 is used");
+            noted = true;
         }
+        Ok(decider)
+    };
+    Ok((Router::new(routes, names.len().max(1), load)?, sizes))
+}
+
+fn weight_bytes(weights: &dyn Weights) -> u64 {
+    let entries = weights.names().into_iter().filter_map(|name| weights.entry(&name));
+    entries.map(|entry| (entry.shape.numel() * entry.dtype.size()) as u64).sum()
+}
+
+/// Gives models their other names.
+pub(super) fn alias(
+    aliases: &[String],
+    named: &Named,
+    routes: &mut Router<Decider>,
+    languages: &mut [LanguageSource],
+) -> Result<()> {
+    let mut known: Vec<&str> = named.names().collect();
+    for given in aliases {
+        let flag = || format!("--alias {given}");
+        let (alias, name) = given
+            .split_once('=')
+            .filter(|(alias, name)| !alias.is_empty() && !name.is_empty())
+            .with_context(|| format!("{}: write ALIAS=NAME with the name of a model", flag()))?;
+        ensure!(
+            !known.contains(&alias),
+            "{}: there is a model or alias of this name already; choose another",
+            flag()
+        );
+        if let Some((name, _)) = named.decisions.iter().find(|(known, _)| known == name) {
+            routes.insert_alias(alias, name).with_context(flag)?;
+        } else {
+            let language = languages.iter_mut().find(|language| language.name() == name);
+            let language = language.with_context(|| {
+                format!(
+                    "{}: no model is called {name}; there are {}",
+                    flag(),
+                    named.names().collect::<Vec<_>>().join(", ")
+                )
+            })?;
+            language.add_alias(alias);
+        }
+        known.push(alias);
     }
-    Ok(models)
+    Ok(())
 }
 
 /// Name and place of a model. Without a name it has that of its directory or repository.
