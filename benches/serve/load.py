@@ -90,7 +90,7 @@ class Tally:
 def head(method, path, length, keep):
     connection = "keep-alive" if keep else "close"
     return (
-        f"{method} {path} HTTP/1.1\r\nhost: load\r\nconnection: {connection}\r\n"
+        f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: {connection}\r\n"
         f"content-type: application/json\r\ncontent-length: {length}\r\n\r\n"
     ).encode()
 
