@@ -20,10 +20,14 @@ use crate::pool::{LanguageSource, Pool};
 use crate::refusal::{Refusal, json};
 use crate::residency::Residency;
 use crate::worker::Worker;
-use crate::{Error, Result, anthropic, body, cors, decisions, fallback, metrics, models, observe, systemone};
+use crate::{
+    Error, Result, anthropic, body, cors, decisions, fallback, metrics, models, observe, page, systemone,
+    tokenizer_info,
+};
 
 /// The paths of all routes without parameters.
-const PATHS: [&str; 14] = [
+const PATHS: [&str; 16] = [
+    "/",
     "/health",
     "/ready",
     "/metrics",
@@ -36,6 +40,7 @@ const PATHS: [&str; 14] = [
     "/v1/responses",
     "/tokenize",
     "/detokenize",
+    "/tokenizer_info",
     "/v1/systemone",
     "/v1/systemone/batch",
 ];
@@ -185,8 +190,10 @@ impl App {
             .route("/v1/responses", post(respond))
             .route("/tokenize", post(tokenize))
             .route("/detokenize", post(detokenize))
+            .route("/tokenizer_info", get(tokenizer))
             .route("/v1/systemone", post(one))
             .route("/v1/systemone/batch", post(batch))
+            .merge(page::routes())
             .method_not_allowed_fallback(fallback::method)
             .fallback(fallback::missing)
             .layer(tower::util::option_layer(cors))
@@ -200,6 +207,9 @@ impl App {
     pub(crate) fn known_path(path: &str) -> &'static str {
         if path.starts_with("/v1/models/") {
             return "/v1/models/{id}";
+        }
+        if path.starts_with("/page/") {
+            return "/page/{file}";
         }
         PATHS.into_iter().find(|known| *known == path).unwrap_or("other")
     }
@@ -370,6 +380,13 @@ async fn message(State(app): State<App>, request: Request) -> Response {
 
 async fn tokenize(State(app): State<App>, request: Request) -> Response {
     tokens::tokenize(&app, request).await.unwrap_or_else(IntoResponse::into_response)
+}
+
+async fn tokenizer(State(app): State<App>, headers: HeaderMap) -> Response {
+    match app.authorise(&headers) {
+        Ok(()) => tokenizer_info::answer(&app).await.unwrap_or_else(IntoResponse::into_response),
+        Err(refusal) => ApiError::from(refusal).into_response(),
+    }
 }
 
 async fn detokenize(State(app): State<App>, request: Request) -> Response {

@@ -1,5 +1,6 @@
 //! Bodies of requests: bounded in bytes and in time.
 
+use std::io::Read as _;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,8 +10,8 @@ use std::time::Duration;
 use anemone_decide::Value;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::Request;
-use axum::http::header::{CONNECTION, CONTENT_LENGTH};
-use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::http::header::{CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::middleware::Next;
 use axum::response::Response;
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
@@ -20,9 +21,12 @@ use crate::refusal::Refusal;
 
 /// Bytes of a body at most.
 pub(crate) const LIMIT: usize = 2 << 20;
+/// Memory a compressed body may ask its reader for, as a power of two.
+const WINDOW_LOG: u32 = 23;
 
 /// Reads a body.
 pub(crate) async fn bytes(headers: &HeaderMap, body: Body, patience: Duration) -> Result<Bytes, Refusal> {
+    let compressed = is_compressed(headers)?;
     let large = || Refusal::too_large("request body too large");
     let announced = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
     if announced.is_some_and(|length| length > LIMIT as u64) {
@@ -38,7 +42,47 @@ pub(crate) async fn bytes(headers: &HeaderMap, body: Body, patience: Duration) -
             Refusal::malformed("request body could not be read")
         }
     })?;
-    Ok(whole.to_bytes())
+    let whole = whole.to_bytes();
+    if is_form(headers, &whole) {
+        let detail =
+            "parts and images are not read; send a body of JSON, and say in words what an image shows";
+        return Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail));
+    }
+    if compressed { inflate(&whole) } else { Ok(whole) }
+}
+
+fn is(headers: &HeaderMap, name: HeaderName, matches: impl Fn(&str) -> bool) -> bool {
+    headers.get(name).and_then(|value| value.to_str().ok()).is_some_and(|text| matches(text.trim()))
+}
+
+/// Whether the body is compressed; refuses ways that are not read.
+fn is_compressed(headers: &HeaderMap) -> Result<bool, Refusal> {
+    let zstd = is(headers, CONTENT_ENCODING, |coding| coding.eq_ignore_ascii_case("zstd"));
+    let plain = is(headers, CONTENT_ENCODING, |coding| coding.eq_ignore_ascii_case("identity"));
+    if zstd || plain || !headers.contains_key(CONTENT_ENCODING) {
+        return Ok(zstd);
+    }
+    let detail = "this Content-Encoding is not read; send the body as it is, or zstd";
+    Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail))
+}
+
+/// Whether the body is a form of parts, as images are sent with; JSON that is only called one is read.
+fn is_form(headers: &HeaderMap, bytes: &[u8]) -> bool {
+    let multipart = |kind: &str| kind.to_ascii_lowercase().starts_with("multipart/");
+    bytes.starts_with(b"--") && is(headers, CONTENT_TYPE, multipart)
+}
+
+/// What zstd compressed, as long as it is no larger than a body may be.
+fn inflate(bytes: &[u8]) -> Result<Bytes, Refusal> {
+    let invalid = |_| Refusal::malformed("request body is not valid zstd");
+    let mut decoder = zstd::stream::read::Decoder::with_buffer(bytes).map_err(invalid)?;
+    decoder.window_log_max(WINDOW_LOG).map_err(invalid)?;
+    let mut whole = Vec::new();
+    decoder.take(LIMIT as u64 + 1).read_to_end(&mut whole).map_err(invalid)?;
+    if whole.len() > LIMIT {
+        return Err(Refusal::too_large("request body too large"));
+    }
+    Ok(whole.into())
 }
 
 /// A body that says whether it was read to its end.
@@ -96,4 +140,44 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Value, Refusal> {
         }
         invalid()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn compressed_bodies_are_read_within_the_limit() {
+        let text = "a state that says the same again. ".repeat(2000);
+        let packed = zstd::encode_all(text.as_bytes(), 3).unwrap();
+        assert!(packed.len() < 2000);
+        assert_eq!(inflate(&packed).unwrap(), text.as_bytes());
+        let status = |bytes: &[u8]| inflate(bytes).unwrap_err().status;
+        assert_eq!(status(&packed[..packed.len() - 3]), StatusCode::BAD_REQUEST);
+        assert_eq!(status(b"{}"), StatusCode::BAD_REQUEST);
+        let most = zstd::encode_all(&vec![b' '; LIMIT][..], 3).unwrap();
+        assert_eq!(inflate(&most).unwrap().len(), LIMIT);
+        // 1 GiB in some 30 kB: what is too large is not unpacked to its end.
+        let bomb = zstd::encode_all(std::io::repeat(b' ').take(1 << 30), 3).unwrap();
+        assert_eq!(status(&bomb), StatusCode::PAYLOAD_TOO_LARGE);
+        // A window of 128 MiB, which would be allocated before the first byte is known.
+        let wide = [0x28, 0xb5, 0x2f, 0xfd, 0x00, 0x88, 0x01, 0x00, 0x00];
+        assert_eq!(status(&wide), StatusCode::BAD_REQUEST);
+    }
+
+    #[test]
+    fn other_forms_of_bodies_are_refused() {
+        let of = |name: HeaderName, value: &str| HeaderMap::from_iter([(name, value.parse().unwrap())]);
+        let compressed =
+            |value| is_compressed(&of(CONTENT_ENCODING, value)).map_err(|refusal| refusal.status);
+        assert_eq!(compressed("ZSTD"), Ok(true));
+        assert_eq!(compressed("identity"), Ok(false));
+        assert_eq!(is_compressed(&HeaderMap::new()), Ok(false));
+        for value in ["gzip", "zstd, br", "\u{e9}"] {
+            assert_eq!(compressed(value), Err(StatusCode::UNSUPPORTED_MEDIA_TYPE), "{value}");
+        }
+        let multipart = of(CONTENT_TYPE, "Multipart/form-data; boundary=x");
+        assert!(is_form(&multipart, b"--x\r\n") && !is_form(&multipart, b"{}"));
+        assert!(!is_form(&of(CONTENT_TYPE, "application/json"), b"--x\r\n"));
+    }
 }

@@ -27,7 +27,7 @@ fn is_openai(path: &str) -> bool {
     const OTHERS: [&str; 3] = ["/v1/systemone", "/v1/models", "/v1/messages"];
     path.starts_with("/v1/") && !OTHERS.iter().any(|other| path.starts_with(other))
         || path.starts_with("/v1/models/")
-        || matches!(path, "/tokenize" | "/detokenize")
+        || matches!(path, "/tokenize" | "/detokenize" | "/tokenizer_info")
 }
 
 /// A refusal in the shape of the clients of a path.

@@ -23,10 +23,12 @@ mod metrics;
 mod models;
 mod observe;
 mod openai;
+mod page;
 mod pool;
 mod refusal;
 mod residency;
 mod systemone;
+mod tokenizer_info;
 mod worker;
 
 pub use app::{App, Memory, Options};

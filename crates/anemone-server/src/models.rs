@@ -1,6 +1,6 @@
 //! What the server says about itself and its models.
 
-use anemone_decide::Value;
+use anemone_decide::{Routes, Value};
 
 use crate::app::App;
 
@@ -34,10 +34,25 @@ pub(crate) fn health(app: &App, whole: bool) -> Value {
     map(fields)
 }
 
-/// `/v1/models`: OpenAI's list, with `loaded`, `default` and `aliases` besides.
+/// `/v1/models`: OpenAI's list, with `kind`, `loaded`, `default` and `aliases` besides, and Jev's.
 pub(crate) fn list(app: &App) -> Value {
     let data = entries(app).into_iter().map(|(_, entry)| entry).collect();
-    map([("object", Value::text("list")), ("data", Value::List(data))])
+    map([("object", Value::text("list")), ("data", Value::List(data)), ("models", jev(app.models()))])
+}
+
+/// The decision models as Jev's clients look for them; any name that is no model's is one for the choice by language.
+fn jev(routes: &Routes) -> Value {
+    let entry = |name: &str, description: &str| {
+        map([
+            ("name", Value::text(name)),
+            ("description", Value::text(description)),
+            ("release_date", Value::text("")),
+        ])
+    };
+    let each = routes.models().iter().map(|(name, _)| entry(name, "a decision model of this server"));
+    let automatic = entry("jev-latest", "the decision model for the language of the text");
+    let any = (!routes.models().is_empty()).then_some(automatic);
+    Value::List(any.into_iter().chain(each).collect())
 }
 
 /// `/v1/models/{id}`: one entry, by name or alias.
@@ -49,7 +64,7 @@ pub(crate) fn find(app: &App, id: &str) -> Option<Value> {
 /// The names of each model, and how it is shown.
 fn entries(app: &App) -> Vec<(Vec<String>, Value)> {
     let (routes, loaded) = (app.models(), app.worker().loaded());
-    let entry = |names: Vec<String>, loaded: bool, default: bool, context: Option<usize>| {
+    let entry = |kind: &str, names: Vec<String>, loaded: bool, default: bool, context: Option<usize>| {
         let aliases = names[1..].iter().map(Value::text).collect();
         let mut fields = vec![
             ("id", Value::text(&names[0])),
@@ -58,6 +73,7 @@ fn entries(app: &App) -> Vec<(Vec<String>, Value)> {
             ("owned_by", Value::text("anemone")),
             ("loaded", Value::Bool(loaded)),
             ("default", Value::Bool(default)),
+            ("kind", Value::text(kind)),
             ("aliases", Value::List(aliases)),
         ];
         fields.extend(context.map(|length| ("max_model_len", Value::int(length as u64))));
@@ -66,11 +82,11 @@ fn entries(app: &App) -> Vec<(Vec<String>, Value)> {
     let decisions = routes.models().iter().map(|(name, _)| {
         let aliases = routes.aliases(name).map(str::to_owned);
         let names = std::iter::once(name.clone()).chain(aliases).collect();
-        entry(names, loaded.contains(name), name == routes.default_model(), None)
+        entry("decision", names, loaded.contains(name), name == routes.default_model(), None)
     });
     let languages = app.pool().shown().enumerate().map(|(index, model)| {
         let names = std::iter::once(model.name.to_owned()).chain(model.aliases.iter().cloned()).collect();
-        entry(names, model.loaded, index == 0, model.context_len)
+        entry("language", names, model.loaded, index == 0, model.context_len)
     });
     decisions.chain(languages).collect()
 }

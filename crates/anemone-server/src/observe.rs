@@ -16,6 +16,8 @@ use tracing::{Instrument as _, Span, info, info_span};
 use crate::app::App;
 
 const ID: &str = "x-request-id";
+/// The same where Jev's client looks for it.
+const JEV_ID: &str = "x-typesafe-request-id";
 /// Characters of an id that a client chooses.
 const LONGEST_ID: usize = 128;
 
@@ -28,6 +30,9 @@ pub(crate) async fn follow(State(app): State<App>, request: Request, next: Next)
     // Paths of no route are a client's text, and a log is no place for it.
     let span = info_span!("request", id = id.to_str().unwrap_or_default(), %method, path);
     let mut response = next.run(request).instrument(span.clone()).await;
+    if path.starts_with("/v1/systemone") || path == "/v1/models" {
+        response.headers_mut().insert(JEV_ID, id.clone());
+    }
     response.headers_mut().insert(ID, id);
     let status = response.status().as_u16();
     app.meters().answered(method.as_str(), path, status);

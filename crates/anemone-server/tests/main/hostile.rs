@@ -180,7 +180,6 @@ fn other_paths_tell_nothing() {
     runtime().block_on(async {
         let app = demo(Options { key: Some(Key::new("sesame").unwrap()), ..Options::default() });
         for path in [
-            "/",
             "/v1",
             "/docs",
             "/redoc",

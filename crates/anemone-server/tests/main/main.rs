@@ -4,11 +4,13 @@
 
 mod decisions;
 mod exchanges;
+mod forms;
 mod hostile;
 mod language;
 mod mutations;
 mod operation;
 mod order;
+mod page;
 mod sockets;
 mod support;
 mod wire;
