@@ -14,6 +14,7 @@ mod executor;
 mod package;
 mod print;
 mod program;
+mod recording;
 mod types;
 mod value;
 
@@ -27,5 +28,6 @@ pub use executor::{Array, Executable, Executor, ExecutorError, Signature, States
 pub use package::{Report, check_model, read_package, read_package_with_offsets, write_package};
 pub use print::print_program;
 pub use program::{Arg, Function, Op, Program, Var, VarId};
+pub use recording::{Call, Calls, Recorded, Recording};
 pub use types::{DataType, TensorType, Type};
 pub use value::{Immediate, Value, Weight, WeightId, WeightSource};
