@@ -26,6 +26,7 @@ mod error;
 mod fake;
 mod generate;
 mod graph;
+mod hot_swap;
 mod message;
 mod prefix;
 mod sampler;
@@ -50,6 +51,7 @@ pub use generate::{
     generate, run,
 };
 pub use graph::{GraphEngine, LayerStates};
+pub use hot_swap::{Coming, HotSwap, Swap, Swaps};
 pub use message::Message;
 pub use prefix::{BLOCK_TOKENS, Block, BlockFormat, ModelId, PrefixCache, PrefixCacheUse};
 pub use sampler::{Bars, History, Sampled, Sampler, SamplingParams, SamplingPreset};
