@@ -1,10 +1,11 @@
 use std::path::{Path, PathBuf};
 
+use anemone_mil::Calls;
 use anemone_tensor::Tensor;
 
-use crate::Error;
 use crate::manifest::{FORMAT, FORMAT_VERSION, Manifest};
 use crate::parts::{Parts, read_manifest};
+use crate::{Error, canary};
 
 /// A bundle on disk.
 #[derive(Debug, Clone)]
@@ -59,6 +60,16 @@ impl Bundle {
     /// A tensor the host reads itself, mapped.
     pub fn host_tensor(&self, name: &str) -> Result<Tensor, Error> {
         self.parts().host_tensor(name)
+    }
+
+    /// Recorded calls of its functions; `None` when there are none, or only those of another bundle.
+    pub fn calls(&self) -> Result<Option<Calls>, Error> {
+        canary::read(&self.dir)
+    }
+
+    /// Puts recorded calls beside the manifest, in place of others.
+    pub fn write_calls(&self, calls: &Calls) -> Result<(), Error> {
+        canary::write(&self.dir, calls)
     }
 
     /// Hashes every file and package and compares with the manifest.

@@ -16,6 +16,14 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    /// The recorded calls cannot be read or written.
+    #[error("{}: {problem}; remove the file, and convert again for another", path.display())]
+    Canary {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
     /// Another conversion is writing there.
     #[error("another conversion is writing to {}; wait for it or choose another place", .0.display())]
     Busy(PathBuf),

@@ -9,6 +9,7 @@
 //! The crate does not know how a bundle runs.
 
 mod bundle;
+mod canary;
 mod compress;
 mod compression;
 mod decision;

@@ -8,8 +8,10 @@ use std::time::{Duration, Instant};
 use anemone_mil::{Array, Call, Calls, Executable, Executor, ExecutorError, Signature, States, read_package};
 
 use crate::canary::{judge, not_finite};
-use crate::worker::Worker;
-use crate::{Backend, CompiledModels, ComputePlan, ComputeUnits, Error, Failure, Require, Result};
+use crate::worker::{Host, Worker};
+use crate::{
+    Backend, CompiledModels, ComputePlan, ComputeUnits, Error, Failure, FailureKind, Require, Result,
+};
 
 /// Runs that a ratio is measured by.
 const RATIO_RUNS: usize = 5;
@@ -185,14 +187,15 @@ impl<B: Backend + 'static> CoreMl<B> {
             let (at, wanted, ports, units) =
                 (compiled.clone(), function.to_owned(), signature.clone(), self.options.units);
             let what = format!("loading {function} of {name}");
-            let loaded = self.worker.call(&what, patience, move |host| {
+            let load = move |host: &mut Host<B>| -> std::result::Result<usize, Failure> {
                 let model = host.backend.load(&at, &wanted, &ports, units)?;
                 host.models.push(Some(model));
                 Ok(host.models.len() - 1)
-            })?;
+            };
+            let loaded = self.worker.call(&what, patience, load)?;
             match loaded {
                 Ok(model) => return Ok((compiled, model)),
-                Err(failure) if !fresh && again => {
+                Err(failure) if failure.kind == FailureKind::Load && !fresh && again => {
                     tracing::warn!(
                         "{name}: the compiled model cannot be loaded and is made again: {failure}"
                     );
@@ -288,9 +291,9 @@ impl<B: Backend + 'static> Loaded<B> {
     ) -> Result<Vec<Array>> {
         let mut own = std::mem::take(states);
         let what = format!("a prediction of {}", self.function);
-        let call = move |host: &mut crate::worker::Host<B>| {
+        let call = move |host: &mut Host<B>| {
             let Some(model) = host.models[model].as_mut() else {
-                let gone = Failure::new(crate::FailureKind::Predict, None, "the function was unloaded");
+                let gone = Failure::new(FailureKind::Predict, None, "the function was unloaded");
                 return (Err(gone), own);
             };
             let outputs = host.backend.predict(model, &inputs, &mut own);

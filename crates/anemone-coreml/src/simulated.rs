@@ -1,6 +1,7 @@
 //! Core ML as it can go wrong, over any other executor: what a Mac does to a program, where there is no Mac.
 
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 
 use anemone_mil::{Array, Executable, Executor, ExecutorError, Signature, States};
@@ -47,6 +48,37 @@ pub enum Fault {
         /// Calls that go well before.
         after: u64,
     },
+}
+
+impl FromStr for Fault {
+    type Err = String;
+
+    /// Reads a name, and behind `=` the milliseconds of a slow compile or the calls that go well before.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, number) = match text.split_once('=') {
+            Some((name, number)) => {
+                let number: u64 =
+                    number.parse().map_err(|_| format!("{text}: write a whole number behind ="))?;
+                (name, number)
+            }
+            None => (text, 0),
+        };
+        Ok(match name {
+            "slow-compile" => Self::SlowCompile(Duration::from_millis(number)),
+            "compile-fails" => Self::CompileFails,
+            "disk-full" => Self::DiskFull,
+            "memory-pressure" => Self::MemoryPressure,
+            "wrong-outputs" => Self::WrongOutputs,
+            "nan" => Self::Nan { after: number },
+            "drift" => Self::Drift { after: number },
+            "unsteady" => Self::Unsteady,
+            "on-cpu" => Self::OnCpu,
+            "silent-fallback" => Self::SilentFallback,
+            "execution" => Self::Execution { after: number },
+            "hang" => Self::Hang { after: number },
+            _ => return Err(format!("{name} is no fault; see --help for those there are")),
+        })
+    }
 }
 
 /// A backend whose functions are run by another executor.

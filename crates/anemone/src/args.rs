@@ -7,6 +7,8 @@ use anyhow::{Result, anyhow, bail};
 use clap::ValueEnum;
 use clap::builder::RangedU64ValueParser;
 
+use crate::engine::CoreMlArgs;
+
 /// The context a command makes room for when `--ctx` is absent and the model allows it.
 pub(crate) const DEFAULT_CONTEXT: usize = 4096;
 
@@ -93,6 +95,21 @@ pub(crate) struct EngineArgs {
     /// Tokens of a prompt computed in one pass by the native engine [default: 512]
     #[arg(long, value_name = "N", hide_short_help = true, value_parser = RangedU64ValueParser::<usize>::new().range(1..=8192))]
     pub(crate) chunk: Option<usize>,
+    #[command(flatten)]
+    pub(crate) coreml: CoreMlArgs,
+}
+
+/// What of the engines there are is to run a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Chosen {
+    /// The native one.
+    Cpu,
+    /// The native one, and Core ML for bundles once it has loaded them.
+    Swap,
+    /// Core ML.
+    CoreMl,
+    /// The emulator.
+    Emulator,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -107,11 +124,11 @@ pub(crate) enum LayoutName {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum EngineName {
-    /// Core ML for bundles on a Mac, the native engine otherwise
+    /// The native engine; for a bundle on a Mac, Core ML as soon as it has loaded it
     Auto,
     /// The native engine
     Cpu,
-    /// Core ML, which a later version brings
+    /// Core ML, on a Mac
     Coreml,
     /// An interpreter of a bundle's packages, in the arithmetic of --profile
     Emulator,
@@ -130,33 +147,42 @@ impl EngineArgs {
         }
     }
 
-    /// Whether the emulator runs the model; errors for an engine that is not there and for options of another one.
-    pub(crate) fn emulated(&self) -> Result<bool> {
-        match self.engine {
-            EngineName::Auto | EngineName::Cpu => {
-                if self.profile.is_some() {
-                    bail!("--profile is the emulator's arithmetic; add --engine emulator, or leave it out");
-                }
-                Ok(false)
-            }
-            EngineName::Coreml => bail!(
-                "--engine coreml is not in this version; use --engine cpu, which runs bundles too, or --engine emulator"
-            ),
-            EngineName::Emulator => {
-                if let Some(profile) = self.profile.as_ref().filter(|p| self.exact && p.name() != "f32") {
-                    bail!("--exact asks for f32 and --profile for {profile}; leave one out");
-                }
-                if self.layout == LayoutName::Packed {
-                    bail!("--layout packed is of the native engine; leave it out, or use --engine cpu");
-                }
-                if self.chunk.is_some() {
-                    bail!(
-                        "--chunk is of the native engine; the bundle's functions set the passes, so leave it out"
-                    );
-                }
-                Ok(true)
-            }
+    /// What runs the model; errors for options of another engine.
+    pub(crate) fn chosen(&self) -> Result<Chosen> {
+        if self.engine != EngineName::Emulator && !self.coreml.is_simulated() && self.profile.is_some() {
+            bail!("--profile is the emulator's arithmetic; add --engine emulator, or leave it out");
         }
+        if matches!(self.engine, EngineName::Cpu | EngineName::Emulator)
+            && let Some(flag) = self.coreml.given()
+        {
+            bail!("{flag} is of Core ML; use --engine coreml, or leave it out");
+        }
+        match self.engine {
+            EngineName::Cpu => return Ok(Chosen::Cpu),
+            EngineName::Auto if crate::engine::core_ml_is_here(self) => return Ok(Chosen::Swap),
+            EngineName::Auto => {
+                if let Some(flag) = self.coreml.given() {
+                    bail!("{flag}: Core ML is on Macs only; leave it out");
+                }
+                return Ok(Chosen::Cpu);
+            }
+            EngineName::Coreml | EngineName::Emulator => {}
+        }
+        if let Some(profile) = self.profile.as_ref().filter(|p| self.exact && p.name() != "f32") {
+            bail!("--exact asks for f32 and --profile for {profile}; leave one out");
+        }
+        if self.layout == LayoutName::Packed {
+            bail!("--layout packed is of the native engine; leave it out, or use --engine cpu");
+        }
+        if self.chunk.is_some() {
+            bail!("--chunk is of the native engine; the bundle's functions set the passes, so leave it out");
+        }
+        Ok(if self.engine == EngineName::Coreml { Chosen::CoreMl } else { Chosen::Emulator })
+    }
+
+    /// Whether the emulator runs the model.
+    pub(crate) fn emulated(&self) -> Result<bool> {
+        Ok(self.chosen()? == Chosen::Emulator)
     }
 
     /// The emulator's arithmetic.

@@ -11,8 +11,8 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{Layer, Registry};
 
 use crate::commands::{
-    bench, chat, completions, convert, decide, doctor, forward, inspect, man, palettize, perplexity, probe,
-    run, serve, validate, verify,
+    bench, cache, chat, completions, convert, decide, doctor, forward, inspect, man, palettize, perplexity,
+    probe, run, serve, validate, verify,
 };
 use crate::env::Environment;
 use crate::output;
@@ -59,6 +59,7 @@ enum Command {
     Validate(Box<validate::Args>),
     Probe(probe::Args),
     Doctor(doctor::Args),
+    Cache(cache::Args),
     Completions(completions::Args),
     Man(man::Args),
 }
@@ -115,6 +116,7 @@ pub(crate) fn run() -> Result<ExitCode> {
         Command::Validate(args) => validate::run(&args, &shell),
         Command::Probe(args) => probe::run(&args, &shell),
         Command::Doctor(args) => doctor::run(&args, &shell),
+        Command::Cache(args) => cache::run(&args),
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => man::run(&args),
     }

@@ -1,4 +1,5 @@
 pub(crate) mod bench;
+pub(crate) mod cache;
 pub(crate) mod calibrate;
 pub(crate) mod chat;
 pub(crate) mod completions;

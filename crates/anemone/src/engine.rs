@@ -1,18 +1,22 @@
-use std::path::Path;
+mod coreml;
+mod graph;
+mod swap;
+
 use std::sync::Arc;
 
 use anemone_ane::Pass;
-use anemone_bundle::Bundle;
 use anemone_cpu::{Arithmetic, LogitsOf, Snapshot};
-use anemone_emulator::{Emulator, Profile, Ranges};
+use anemone_emulator::Profile;
 use anemone_kernels::Level;
 use anemone_models::Stack;
-use anemone_session::{
-    Block, BlockFormat, Engine as _, EngineError, GraphEngine, LayerStates, Part, Tap, Together, Traced,
-};
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anemone_session::{Block, BlockFormat, Engine as _, EngineError, Part, Tap, Together, Traced};
+use anyhow::{Result, bail};
+use serde_json::{Value, json};
 
 use crate::args::EngineArgs;
+pub(crate) use coreml::{CoreMlArgs, is_here as core_ml_is_here};
+pub(crate) use graph::OnGraph;
+pub(crate) use swap::Swapping;
 
 /// Tokens whose logits are held at once.
 const PART: usize = 256;
@@ -22,18 +26,10 @@ const PART: usize = 256;
 pub(crate) enum Engine {
     /// The native engine.
     Cpu(Box<anemone_cpu::Engine>),
-    /// A bundle's packages on the emulator.
-    Emulator(Box<Emulated>),
-}
-
-#[derive(Debug)]
-pub(crate) struct Emulated {
-    graph: GraphEngine,
-    profile: Profile,
-    /// Of sums of products, when traced.
-    ranges: Ranges,
-    threads: usize,
-    context_len: usize,
+    /// A bundle's packages.
+    Graph(Box<OnGraph>),
+    /// The native engine until Core ML has come.
+    Swap(Box<Swapping>),
 }
 
 /// A state to come back to.
@@ -44,75 +40,55 @@ pub(crate) enum Start {
 }
 
 impl Engine {
-    /// The emulator over the bundle at `path`; `traced` shows the layers inside of packages, which costs time.
-    pub(crate) fn emulator(path: Option<&Path>, args: &EngineArgs, traced: bool) -> Result<Self> {
-        let needs = "--engine emulator runs bundles";
-        let path = path.ok_or_else(|| {
-            anyhow!("{needs}, and the built-in model is none; make one with anemone convert --out DIR and name it with --bundle")
-        })?;
-        ensure!(
-            Bundle::is_bundle(path),
-            "{needs}, and {} is none; make one with anemone convert --model {} --out DIR and name it with --bundle",
-            path.display(),
-            path.display()
-        );
-        Self::over(Bundle::open(path)?, args, traced)
-    }
-
-    /// [`Engine::emulator`] over an open bundle.
-    pub(crate) fn over(bundle: Bundle, args: &EngineArgs, traced: bool) -> Result<Self> {
-        let path = bundle.dir().to_path_buf();
-        let held = bundle.manifest().options.ctx;
-        let context_len = args.ctx.unwrap_or(held);
-        ensure!(
-            context_len <= held,
-            "--ctx {context_len}: the bundle was converted for {held} tokens; lower it, or convert with --ctx {context_len}"
-        );
-        let (profile, threads) = (args.profile(), args.threads());
-        let mut emulator = Emulator::new(profile.clone(), threads);
-        let (states, ranges) = (LayerStates::default(), Ranges::default());
-        if traced {
-            let states = states.clone();
-            let tap = move |o: &anemone_emulator::Observed<'_>| states.offer(o.name, &o.ty.shape, o.values);
-            emulator = emulator.with_tap(Arc::new(tap)).with_ranges(ranges.clone());
-        }
-        let graph = GraphEngine::new(bundle, Box::new(emulator));
-        let mut graph = graph.with_context(|| path.display().to_string())?;
-        if traced {
-            graph = graph.with_layer_states(states);
-        }
-        Ok(Self::Emulator(Box::new(Emulated { graph, profile, ranges, threads, context_len })))
-    }
-
     pub(crate) fn stack(&self) -> &Stack {
         match self {
             Self::Cpu(e) => e.model().stack(),
-            Self::Emulator(e) => e.graph.stack(),
+            Self::Graph(e) => e.graph.stack(),
+            Self::Swap(e) => e.model.stack(),
         }
     }
 
-    /// `cpu` or `emulator`.
+    /// `cpu`, `emulator`, `coreml`, or the one at work of those that take turns.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Cpu(_) => "cpu",
-            Self::Emulator(_) => "emulator",
+            Self::Graph(e) => e.runner.name(),
+            Self::Swap(e) => e.name(),
+        }
+    }
+
+    /// What a user should know of where the model ran, in the order it came about.
+    pub(crate) fn notes(&self) -> Vec<String> {
+        match self {
+            Self::Cpu(_) => Vec::new(),
+            Self::Graph(e) => e.notes(),
+            Self::Swap(e) => e.story(),
+        }
+    }
+
+    /// What Core ML loaded, and how engines took turns; `None` where it was not asked for.
+    pub(crate) fn core_ml_report(&self) -> Option<Value> {
+        match self {
+            Self::Cpu(_) => None,
+            Self::Graph(e) => e.report(),
+            Self::Swap(e) => Some(json!({"turns": e.story()})),
         }
     }
 
     /// `fast` or `exact` on the native engine, else the emulator's profile.
     pub(crate) fn arithmetic(&self, args: &EngineArgs) -> &str {
         match self {
-            Self::Cpu(_) if args.arithmetic() == Arithmetic::Exact => "exact",
-            Self::Cpu(_) => "fast",
-            Self::Emulator(e) => e.profile.name(),
+            Self::Graph(e) => e.runner.arithmetic(),
+            _ if args.arithmetic() == Arithmetic::Exact => "exact",
+            _ => "fast",
         }
     }
 
     /// What sums of products came to on the emulator, and its profile; empty unless traced.
     pub(crate) fn ranges(&self) -> Option<(&Profile, Vec<anemone_emulator::Range>)> {
         match self {
-            Self::Cpu(_) => None,
-            Self::Emulator(e) => Some((&e.profile, e.ranges.get())),
+            Self::Graph(e) => e.runner.ranges(),
+            _ => None,
         }
     }
 
@@ -120,7 +96,8 @@ impl Engine {
     pub(crate) fn threads(&self) -> usize {
         match self {
             Self::Cpu(e) => e.context().pool().threads(),
-            Self::Emulator(e) => e.threads,
+            Self::Graph(e) => e.threads,
+            Self::Swap(e) => e.threads,
         }
     }
 
@@ -128,7 +105,7 @@ impl Engine {
     pub(crate) fn level(&self) -> Level {
         match self {
             Self::Cpu(e) => e.context().level(),
-            Self::Emulator(_) => Level::best(),
+            _ => Level::best(),
         }
     }
 
@@ -136,26 +113,27 @@ impl Engine {
     pub(crate) fn bytes_per_token(&self) -> u64 {
         match self {
             Self::Cpu(e) => e.model().bytes_per_token(),
-            Self::Emulator(e) => e.graph.bundle().manifest().packages.iter().map(|p| p.weight_bytes).sum(),
+            Self::Swap(e) => e.model.bytes_per_token(),
+            Self::Graph(e) => e.graph.bundle().manifest().packages.iter().map(|p| p.weight_bytes).sum(),
         }
     }
 
     /// Whether only another conversion gives a longer context.
     pub(crate) fn is_at_converted_limit(&self) -> bool {
-        matches!(self, Self::Emulator(e) if e.context_len >= e.graph.context_len())
+        matches!(self, Self::Graph(e) if e.context_len >= e.graph.context_len())
     }
 
     /// Moves the weights to large pages now, if a long decode would; whether it did.
     pub(crate) fn settle(&self) -> bool {
         match self {
             Self::Cpu(e) => e.settle(),
-            Self::Emulator(_) => false,
+            _ => false,
         }
     }
 
     /// Errors when the bundle lacks the function that single tokens need.
     pub(crate) fn check_decodes(&self) -> Result<()> {
-        if let Self::Emulator(e) = self
+        if let Self::Graph(e) = self
             && !e.graph.passes().contains(&Pass::Decode)
         {
             let has: Vec<String> = e.graph.passes().iter().map(|p| p.name()).collect();
@@ -169,7 +147,7 @@ impl Engine {
 
     /// What a user should know about how prompts are read; `None` when there is nothing to say.
     pub(crate) fn prompt_note(&self) -> Option<&'static str> {
-        let Self::Emulator(e) = self else { return None };
+        let Self::Graph(e) = self else { return None };
         (e.graph.passes() == [Pass::Decode]).then_some(
             "the bundle has no function `prefill_N`, so the prompt is read token by token; convert without --decode-only",
         )
@@ -192,15 +170,11 @@ impl Engine {
     /// Feeds `tokens` to an empty engine and remembers the state.
     pub(crate) fn start(&mut self, tokens: &[u32]) -> Result<Start> {
         self.reset();
-        match self {
-            Self::Cpu(e) => {
-                if !tokens.is_empty() {
-                    e.feed(tokens, LogitsOf::None)?;
-                }
-                Ok(Start::Snapshot(Box::new(e.snapshot())))
-            }
-            Self::Emulator(_) => Ok(Start::Tokens(tokens.to_vec())),
+        let Self::Cpu(e) = self else { return Ok(Start::Tokens(tokens.to_vec())) };
+        if !tokens.is_empty() {
+            e.feed(tokens, LogitsOf::None)?;
         }
+        Ok(Start::Snapshot(Box::new(e.snapshot())))
     }
 
     /// Goes back to where [`Engine::start`] ended.
@@ -218,23 +192,35 @@ impl Engine {
                 }
                 Ok(())
             }
-            (Self::Emulator(_), Start::Snapshot(_)) => {
+            (_, Start::Snapshot(_)) => {
                 bail!("the snapshot is of another engine; start again")
             }
         }
     }
 
-    fn inner(&self) -> &dyn Traced {
+    fn inner(&self) -> &dyn anemone_session::Engine {
         match self {
             Self::Cpu(e) => &**e,
-            Self::Emulator(e) => &e.graph,
+            Self::Graph(e) => &e.graph,
+            Self::Swap(e) => &e.swap,
         }
     }
 
-    fn inner_mut(&mut self) -> &mut dyn Traced {
+    fn inner_mut(&mut self) -> &mut dyn anemone_session::Engine {
         match self {
             Self::Cpu(e) => &mut **e,
-            Self::Emulator(e) => &mut e.graph,
+            Self::Graph(e) => &mut e.graph,
+            Self::Swap(e) => &mut e.swap,
+        }
+    }
+
+    fn traced_mut(&mut self) -> Result<&mut dyn Traced, EngineError> {
+        match self {
+            Self::Cpu(e) => Ok(&mut **e),
+            Self::Graph(e) => Ok(&mut e.graph),
+            Self::Swap(_) => Err(EngineError::new(
+                "engines that take turns show no layers; name one with --engine cpu or --engine coreml",
+            )),
         }
     }
 }
@@ -246,8 +232,8 @@ impl anemone_session::Engine for Engine {
 
     fn context_len(&self) -> usize {
         match self {
-            Self::Cpu(e) => e.context_len(),
-            Self::Emulator(e) => e.context_len,
+            Self::Graph(e) => e.context_len,
+            _ => self.inner().context_len(),
         }
     }
 
@@ -282,10 +268,8 @@ impl anemone_session::Engine for Engine {
     fn block_format(&self) -> Option<BlockFormat> {
         let format = self.inner().block_format()?;
         Some(match self {
-            Self::Cpu(_) => format,
-            Self::Emulator(e) => {
-                BlockFormat { text: format!("{} in {:?}", format.text, e.profile), ..format }
-            }
+            Self::Graph(e) => BlockFormat { text: format!("{} {}", format.text, e.runner.id()), ..format },
+            _ => format,
         })
     }
 
@@ -302,14 +286,14 @@ impl Together for Engine {
     fn sibling(&self) -> Option<Self> {
         match self {
             Self::Cpu(e) => Some(Self::Cpu(Box::new(e.sibling()))),
-            Self::Emulator(_) => None,
+            _ => None,
         }
     }
 
     fn copy_from(&mut self, other: &Self) -> Result<(), EngineError> {
         match (self, other) {
             (Self::Cpu(e), Self::Cpu(other)) => e.copy_from(other),
-            _ => Err(EngineError::new("a bundle on the emulator holds one sequence only")),
+            _ => Err(EngineError::new("packages hold one sequence only")),
         }
     }
 
@@ -323,7 +307,7 @@ impl Together for Engine {
                 .iter_mut()
                 .filter_map(|Part { engine, tokens, rows }| match engine {
                     Self::Cpu(engine) => Some(Part { engine: &mut **engine, tokens, rows: *rows }),
-                    Self::Emulator(_) => None,
+                    _ => None,
                 })
                 .collect();
             return anemone_cpu::Engine::feed_together(&mut native, visit);
@@ -347,14 +331,18 @@ impl Together for Engine {
 
 impl Traced for Engine {
     fn feed_traced(&mut self, tokens: &[u32], tap: Tap<'_>) -> Result<&[f32], EngineError> {
-        self.inner_mut().feed_traced(tokens, tap)
+        self.traced_mut()?.feed_traced(tokens, tap)
     }
 
     fn passes(&self) -> Vec<Pass> {
-        self.inner().passes()
+        match self {
+            Self::Cpu(e) => Traced::passes(&**e),
+            Self::Graph(e) => Traced::passes(&e.graph),
+            Self::Swap(_) => Vec::new(),
+        }
     }
 
     fn restrict(&mut self, pass: Option<Pass>) -> Result<(), EngineError> {
-        self.inner_mut().restrict(pass)
+        self.traced_mut()?.restrict(pass)
     }
 }

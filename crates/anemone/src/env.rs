@@ -61,6 +61,18 @@ impl std::fmt::Debug for Environment {
     }
 }
 
+/// Where this program keeps what it can make again; none when no home is known.
+pub(crate) fn cache_dir() -> Option<PathBuf> {
+    let path = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let home = path("HOME").or_else(|| path("USERPROFILE"));
+    let own = if cfg!(target_os = "macos") {
+        home.map(|home| home.join("Library/Caches"))
+    } else {
+        path("XDG_CACHE_HOME").or_else(|| home.map(|home| home.join(".cache")))
+    };
+    own.map(|dir| dir.join("anemone"))
+}
+
 /// Whether `NO_COLOR` asks for plain text.
 pub(crate) fn no_color() -> bool {
     std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())

@@ -10,7 +10,7 @@ use anemone_models::Stack;
 use anemone_session::{ChatTemplate, Engine as _, TemplateTokens, Tokenizer};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 
-use crate::args::{BundleArg, EngineArgs, ModelArgs};
+use crate::args::{BundleArg, Chosen, EngineArgs, ModelArgs};
 use crate::cli::Shell;
 use crate::engine::Engine;
 use crate::{demo, machine, output};
@@ -34,17 +34,27 @@ impl Loaded {
         traced: bool,
         shell: &Shell,
     ) -> Result<Self> {
-        let emulated = engine.emulated()?;
+        let chosen = engine.chosen()?;
+        let path = model.model.as_deref();
+        let graph = || match chosen {
+            Chosen::Emulator => Engine::emulator(path, engine, traced).map(Some),
+            Chosen::CoreMl => Engine::core_ml(path, engine).map(Some),
+            Chosen::Cpu | Chosen::Swap => Ok(None),
+        };
         let start = Instant::now();
-        if emulated && !model.model.as_ref().is_some_and(|path| path.exists()) {
+        if !path.is_some_and(Path::exists) {
             // Nothing is downloaded for an engine that could not run it.
-            Engine::emulator(model.model.as_deref(), engine, traced)?;
+            graph()?;
         }
         let checkpoint = open(model, shell)?;
-        let engine = if emulated {
-            Engine::emulator(model.model.as_deref(), engine, traced)?
-        } else {
-            cpu(&checkpoint, engine, needed)?
+        let engine = match graph()? {
+            Some(engine) => engine,
+            None => match path.filter(|path| chosen == Chosen::Swap && Bundle::is_bundle(path)) {
+                Some(path) => {
+                    Engine::until_core_ml(native(&checkpoint, engine, needed)?, Bundle::open(path)?, engine)?
+                }
+                None => cpu(&checkpoint, engine, needed)?,
+            },
         };
         Ok(Self::since(start, checkpoint, engine))
     }
@@ -114,10 +124,14 @@ impl Loaded {
 
 /// The native engine on a checkpoint or a bundle's weights.
 pub(crate) fn cpu(checkpoint: &Checkpoint, engine: &EngineArgs, needed: usize) -> Result<Engine> {
+    Ok(Engine::Cpu(Box::new(native(checkpoint, engine, needed)?)))
+}
+
+fn native(checkpoint: &Checkpoint, engine: &EngineArgs, needed: usize) -> Result<anemone_cpu::Engine> {
     let stack = stack(checkpoint)?;
     let options = engine.options(engine.context_len(stack.max_position_embeddings, needed));
     let model = Model::load(stack, &*checkpoint.weights(), options.layout)?;
-    Ok(Engine::Cpu(Box::new(anemone_cpu::Engine::new(Arc::new(model), options)?)))
+    Ok(anemone_cpu::Engine::new(Arc::new(model), options)?)
 }
 
 impl ModelArgs {

@@ -83,6 +83,7 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
         options,
         structure,
         show_reasoning: args.structure.reasoning,
+        noted: 0,
         conversation: Conversation::new(),
         messages: args.system.iter().map(|text| Message::system(text.as_str())).collect(),
         json_lines: args.json_lines,
@@ -162,6 +163,8 @@ struct Chat {
     options: GenerateOptions,
     structure: Structure,
     show_reasoning: bool,
+    /// Notes of the engine that were shown.
+    noted: usize,
     conversation: Conversation,
     messages: Vec<Message>,
     json_lines: bool,
@@ -277,6 +280,11 @@ impl Chat {
         }
         let (held, context) = (self.loaded.engine.position(), self.loaded.engine.context_len());
         self.say(&stats::line(&answer, held, context));
+        let notes = self.loaded.engine.notes();
+        for note in &notes[self.noted.min(notes.len())..] {
+            self.say(note);
+        }
+        self.noted = notes.len();
         if generation::ran_out_of_context(&answer) {
             output::note(&format!(
                 "the context of {context} tokens is full and the answer was cut; {}",

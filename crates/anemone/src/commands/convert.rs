@@ -1,3 +1,4 @@
+mod canary;
 pub(super) mod decision;
 mod jobs;
 mod limits;
@@ -8,7 +9,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anemone_ane::{CacheKind, Options, Pass, Plan, Rules, Silu, plan};
-use anemone_bundle::{Compression, Source, Writer};
+use anemone_bundle::{Bundle, Compression, Source, Writer};
 use anemone_checkpoint::{Checkpoint, DecisionCheckpoint};
 use anemone_models::Stack;
 use anemone_session::Tokenizer;
@@ -83,6 +84,9 @@ pub(crate) struct Args {
     /// Do not say which known limits of the Neural Engine the plan reaches
     #[arg(long)]
     no_plan: bool,
+    /// Do not run each function once on the emulator to record what it gives, which Core ML is tried with before it is trusted
+    #[arg(long)]
+    no_canary: bool,
     /// Convert the built-in decision model (a decision model that --model names is known by its files)
     #[arg(long, help_heading = "Decision models")]
     decision: bool,
@@ -204,6 +208,9 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
         check_some(compression)?;
     }
     let manifest = writer.finish(source, &options, &plan, tensors, &written_by)?;
+    if !args.no_canary {
+        canary::record(&Bundle::open(&args.out)?, machine::threads())?;
+    }
     let done = Written { seconds: start.elapsed().as_secs_f64(), compression: manifest.compression };
     report(args, &checkpoint, &stack, &options, &plan, Some(&done))?;
     Ok(ExitCode::SUCCESS)
@@ -229,6 +236,7 @@ fn open(args: &Args, shell: &Shell) -> Result<Option<Checkpoint>> {
             ("--no-rule", !args.no_rule.is_empty()),
             ("--scales", args.scales.is_some()),
             ("--no-plan", args.no_plan),
+            ("--no-canary", args.no_canary),
         ];
         if let Some((flag, _)) = given.into_iter().find(|(_, given)| *given) {
             bail!("{flag} is for language models, and this is a decision model; leave it out");

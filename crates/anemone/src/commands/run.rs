@@ -106,9 +106,15 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
         report.insert("seed".into(), outcome.seed.into());
         report.insert("engine".into(), loaded.engine.name().into());
         report.insert("arithmetic".into(), loaded.engine.arithmetic(&args.engine).into());
+        if let Some(core_ml) = loaded.engine.core_ml_report() {
+            report.insert("core_ml".into(), core_ml);
+        }
         output::json(&Value::Object(report))?;
     }
     if !shell.quiet {
+        for note in loaded.engine.notes() {
+            output::note(&note);
+        }
         output::note(&stats::line(&outcome, loaded.engine.position(), loaded.engine.context_len()));
         if generation::ran_out_of_context(&outcome) {
             if loaded.has_longest_context() {

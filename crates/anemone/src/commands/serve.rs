@@ -22,6 +22,7 @@ use self::signals::Signals;
 use crate::args::{EngineArgs, EngineName, LayoutName, SpeculationArgs};
 use crate::cli::Shell;
 use crate::commands::decide::emulated;
+use crate::engine::CoreMlArgs;
 use crate::prefix::{self, PrefixArgs};
 use crate::{energy, interrupt, machine, output};
 
@@ -148,6 +149,7 @@ impl Args {
             engine: self.engine,
             profile: self.profile.clone(),
             chunk: None,
+            coreml: CoreMlArgs::default(),
         }
     }
 }

@@ -5,6 +5,7 @@
 mod calibrate;
 mod chat;
 mod convert;
+mod coreml;
 mod decide;
 mod decision_bundle;
 mod emulator;

@@ -9,6 +9,7 @@ use super::{Args, Gate, Source};
 use crate::args::{EngineArgs, EngineName, LayoutName, ModelArgs};
 use crate::cli::Shell;
 use crate::commands::{validate, verify};
+use crate::engine::CoreMlArgs;
 use crate::{files, machine, model};
 
 /// Lines of failures a manifest keeps.
@@ -91,6 +92,7 @@ pub(super) fn run(args: &Args, source: &Source, shell: &Shell) -> Result<(Option
                 engine: EngineName::Emulator,
                 profile: Some(profile),
                 chunk: None,
+                coreml: CoreMlArgs::default(),
             };
             let model = args.model.model.clone().unwrap_or_else(|| bundle.dir().to_path_buf());
             let model = ModelArgs { model: Some(model), ..args.model.clone() };
