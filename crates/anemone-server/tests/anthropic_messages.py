@@ -3,6 +3,7 @@
 anthropic_messages.py ANEMONE; ANEMONE is the binary. It needs the `anthropic` package. Exits 1 when anything is not as the package's
 types have it or says something else than it should.
 """
+import asyncio
 import json
 import sys
 
@@ -29,6 +30,7 @@ def texts(client, binary):
     assert stopped.content[0].text == expected.split(" time")[0], stopped
     with_system = client.messages.create(**asked, system=[{"type": "text", "text": "Be brief."}])
     assert with_system.usage.input_tokens > answer.usage.input_tokens, with_system
+    return expected
 
 
 def tools(client):
@@ -46,6 +48,21 @@ def tools(client):
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": block.id, "content": "sun"}]},
     ]
     assert client.messages.create(**{**asked, "messages": turns, "max_tokens": 3}).usage.output_tokens <= 3
+
+
+async def asynchronous(url, expected):
+    """Streams at once say what one says alone."""
+    async with anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as client:
+
+        async def one():
+            asked = {"model": MODEL, "max_tokens": 12, "messages": ASK, "extra_body": {"temperature": 0}}
+            async with client.messages.stream(**asked) as stream:
+                kinds = [event.type async for event in stream]
+                return kinds, await stream.get_final_text()
+
+        for kinds, text in await asyncio.gather(*[one() for _ in range(4)]):
+            assert text == expected, text
+            assert kinds[0] == "message_start" and kinds[-1] == "message_stop" and "content_block_stop" in kinds, kinds
 
 
 def structured(client):
@@ -73,7 +90,8 @@ def errors(client):
 def main(binary):
     with Server(binary) as server:
         client = anthropic.Anthropic(base_url=server.url.removesuffix("/v1"), api_key="none", max_retries=0)
-        texts(client, binary)
+        expected = texts(client, binary)
+        asyncio.run(asynchronous(server.url.removesuffix("/v1"), expected))
         tools(client)
         structured(client)
         errors(client)

@@ -153,7 +153,7 @@ def close(a, b):
 def completions(server, work):
     info = json.load(urllib.request.urlopen(f"{server.url}/tokenizer_info"))
     begin = server.tokens(info["bos_token"])
-    results, samples = lm_eval(server, work, "local-completions", "/v1/completions", list(TASKS))
+    results, samples = lm_eval(server, work, "local-completions", "/v1/completions", list(TASKS), "--batch_size", "4")
     right = 0
     for (text, choices, gold), sample in zip(STORIES, samples["stories_choice"]):
         context = server.tokens(text)

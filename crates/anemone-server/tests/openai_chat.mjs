@@ -267,6 +267,8 @@ async function errors(openai) {
   await refused(BadRequestError, { status: 400 }, () => openai.completions.create({ model: MODEL, prompt: "x", suffix: "y" }));
   const listed = await all(openai.models.list());
   assert.deepEqual(listed.map((model) => model.id).sort(), ["laya-demo", MODEL]);
+  assert.equal((await openai.models.retrieve(MODEL)).id, MODEL);
+  await refused(NotFoundError, { status: 404, code: "model_not_found" }, () => openai.models.retrieve("gpt-9"));
   assert.ok(listed.every((model) => model.object === "model" && model.owned_by === "anemone" && model.created > 1e9));
 }
 

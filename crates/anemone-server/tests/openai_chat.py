@@ -3,13 +3,16 @@
 openai_chat.py ANEMONE; ANEMONE is the binary. It needs the `openai` package. Exits 1 when anything is not as the package's types
 have it or says something else than it should.
 """
+import asyncio
 import json
 import re
 import signal
 import subprocess
 import sys
+from typing import Annotated
 
 import openai
+import pydantic
 
 ASK = [{"role": "user", "content": "tell me a story about a fox."}]
 MODEL = "stories-lfm2"
@@ -145,6 +148,53 @@ def structured(client):
         assert isinstance(json.loads(anything.choices[0].message.content), dict)
 
 
+class Weather(pydantic.BaseModel):
+    """The weather of a city."""
+
+    city: Annotated[str, pydantic.Field(max_length=12)]
+    days: Annotated[int, pydantic.Field(ge=1, le=9)]
+
+
+def typed(client):
+    """Answers as values of a class, which the package makes the schema of and reads."""
+    asked = {"model": MODEL, "messages": ASK, "max_tokens": 200, "temperature": 1, "seed": 5}
+    parsed = client.chat.completions.parse(response_format=Weather, **asked).choices[0].message.parsed
+    assert isinstance(parsed, Weather), parsed
+    with client.chat.completions.stream(response_format=Weather, **asked) as stream:
+        text = "".join(event.delta for event in stream if event.type == "content.delta")
+        final = stream.get_final_completion()
+    assert final.choices[0].message.parsed == parsed == Weather.model_validate_json(text), (final, parsed, text)
+    tool = openai.pydantic_function_tool(Weather)
+    named = {"type": "function", "function": {"name": "Weather"}}
+    [call] = client.chat.completions.parse(tools=[tool], tool_choice=named, **asked).choices[0].message.tool_calls
+    assert isinstance(call.function.parsed_arguments, Weather), call
+    answer = client.responses.parse(model=MODEL, input=ASK, text_format=Weather, max_output_tokens=200)
+    assert isinstance(answer.output_parsed, Weather), answer
+
+
+async def asynchronous(url):
+    """Many at once, streamed and not, say what each says alone."""
+    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        asked = {"model": MODEL, "messages": ASK, "max_tokens": 20, "temperature": 0.8}
+
+        async def streamed(seed):
+            texts = ["", ""]
+            async for chunk in await client.chat.completions.create(stream=True, seed=seed, n=2, logprobs=True, **asked):
+                for choice in chunk.choices:
+                    texts[choice.index] += choice.delta.content or ""
+                    assert not choice.delta.content or choice.logprobs.content, chunk
+            return texts
+
+        async def whole(seed):
+            answer = await client.chat.completions.create(seed=seed, n=2, **asked)
+            return [choice.message.content for choice in answer.choices]
+
+        together = await asyncio.gather(*[streamed(seed) for seed in range(6)])
+        assert len({text for texts in together for text in texts}) > 6, together
+        for seed, texts in enumerate(together):
+            assert await whole(seed) == texts, (seed, texts)
+
+
 def responses(client, binary):
     expected = run(binary, "--greedy", "--repetition-penalty", "1.05", "-n", "24")["text"]
     asked = {"model": MODEL, "input": ASK[0]["content"], "temperature": 0, "max_output_tokens": 24}
@@ -203,6 +253,12 @@ def errors(client):
         assert error.param == "response_format" and "objekt" in error.message, error
     bad(openai.BadRequestError, "tool_choice", tools=TOOLS, tool_choice={"type": "function", "function": {"name": "nobody"}})
     assert MODEL in [model.id for model in client.models.list()]
+    assert client.models.retrieve(MODEL).id == MODEL
+    try:
+        client.models.retrieve("gpt-9")
+        raise AssertionError("a model that is not here was found")
+    except openai.NotFoundError as error:
+        assert error.code == "model_not_found", error
 
 
 def main(binary):
@@ -213,6 +269,8 @@ def main(binary):
         completions(client)
         tools(client)
         structured(client)
+        typed(client)
+        asyncio.run(asynchronous(server.url))
         responses(client, binary)
         errors(client)
     with Server(binary, "--api-key", "sesame") as server:

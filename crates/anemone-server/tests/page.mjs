@@ -8,6 +8,7 @@ import { spawn } from "node:child_process";
 import { mkdirSync } from "node:fs";
 import { createRequire } from "node:module";
 import { join, resolve } from "node:path";
+import { fileURLToPath } from "node:url";
 
 const [binary, pictures, , modules = "target/npm"] = process.argv.slice(2);
 const { chromium } = createRequire(resolve(modules, "package.json"))("playwright-core");
@@ -180,7 +181,17 @@ async function stops(page, server, how) {
   const text = await said(page);
   assert.ok(text.length > 20);
   assert.match(await last(page).locator(".status").innerText(), /stopped after/);
+  // A chat that is begun anew meanwhile gives its answer up, too.
+  await page.fill("#message", "Another long one.");
+  await page.press("#message", "Enter");
+  await eventually("the second text begins", async () => (await last(page).locator(":scope > .text").textContent()).length > 5);
+  await page.click("#new-chat");
+  await eventually("it is given up", async () => (await server.metric("anemone_sequences_running")) === 0, 2000);
+  assert.equal(await turns(page).count(), 0);
   await page.unroute("**/v1/chat/completions", route);
+  await page.fill("#message", "Once more.");
+  await page.press("#message", "Enter");
+  await said(page);
   // The conversation goes on from what was said.
   await page.fill("#max-tokens", "8");
   await page.fill("#message", "Go on.");
@@ -337,8 +348,43 @@ async function fits(page, shoot) {
   await page.click("#settings-button");
   assert.ok(await page.locator("#system").isVisible());
   await shoot("narrow-settings");
-  await page.click("#settings-button");
+  await page.keyboard.press("Escape");
   assert.ok(!(await page.locator("#system").isVisible()));
+  assert.equal(await page.evaluate(() => document.activeElement.id), "settings-button");
+}
+
+/** Servers of one kind of model, and of two decision models. */
+async function kinds(browser) {
+  const place = fileURLToPath(new URL("../../anemone/assets", import.meta.url));
+  const decides = (name) => ["--model", `${name}=${place}/laya-demo`];
+  for (const [flags, tab, models] of [
+    [["--model", `tales=${place}/stories-lfm2`], "chat", []],
+    [[...decides("one"), ...decides("two")], "decide", ["", "one", "two"]],
+  ]) {
+    const server = await Server.start(...flags);
+    const context = await browser.newContext();
+    const page = await opened(context, server.url);
+    await eventually("the tab of the models", async () => (await page.locator("body").getAttribute("data-tab")) === tab);
+    if (tab === "chat") {
+      await eventually("a model", async () => (await page.locator("#chat-model").inputValue()) === "tales");
+      await page.getByRole("tab", { name: "Decide" }).click();
+      assert.ok(await page.locator("#decide-send").isDisabled());
+      assert.match(await page.locator("#answers").innerText(), /no decision model/);
+    } else {
+      const shown = await page.locator("#decide-model option").evaluateAll((all) => all.map((option) => option.value));
+      assert.deepEqual(shown, models);
+      await page.click("#decide-send");
+      await page.locator("#answers .answer").first().waitFor();
+      await page.getByRole("tab", { name: "Chat" }).click();
+      await page.fill("#message", "Hello");
+      await page.press("#message", "Enter");
+      assert.equal(await turns(page).count(), 0);
+      assert.match(await page.locator("#welcome").innerText(), /no language model/);
+    }
+    assert.deepEqual(page.problems, []);
+    await context.close();
+    await server.stop();
+  }
 }
 
 async function keys(browser) {
@@ -388,6 +434,7 @@ async function main() {
     await context.close();
   }
   await server.stop();
+  await kinds(browser);
   await keys(browser);
   await browser.close();
   console.log(`the page: chats, stops, asks, at every width; screenshots in ${pictures}`);

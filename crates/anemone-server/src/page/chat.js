@@ -130,15 +130,16 @@ export class Chat {
       this.say(message.value);
     });
     document.addEventListener("keydown", (event) => {
-      if (event.key === "Escape" && this.running && !byId("key-dialog").open) this.stop();
+      if (event.key !== "Escape" || byId("key-dialog").open) return;
+      if (byId("settings").classList.contains("open")) this.settings(false);
+      else this.stop();
     });
     byId("stop").addEventListener("click", () => this.stop());
     byId("new-chat").addEventListener("click", () => this.reset());
     byId("chat-model").addEventListener("change", () => this.facts());
-    byId("settings-button").addEventListener("click", (event) => {
-      const open = byId("settings").classList.toggle("open");
-      event.currentTarget.setAttribute("aria-expanded", String(open));
-      if (open) byId("system").focus();
+    byId("settings-button").addEventListener("click", () => this.settings(!byId("settings").classList.contains("open")));
+    byId("log").addEventListener("pointerdown", () => {
+      if (byId("settings").classList.contains("open")) this.settings(false);
     });
     for (const id of SETTINGS) {
       const field = byId(id);
@@ -153,6 +154,13 @@ export class Chat {
 
   shown() {
     byId("message").focus({ preventScroll: true });
+  }
+
+  /** Opens or closes the settings where they have no room of their own. */
+  settings(open) {
+    byId("settings").classList.toggle("open", open);
+    byId("settings-button").setAttribute("aria-expanded", String(open));
+    byId(open ? "system" : "settings-button").focus();
   }
 
   models(list) {
@@ -173,7 +181,9 @@ export class Chat {
     byId("welcome-model").textContent = model
       ? `${id} runs on this server. What you write goes nowhere else.`
       : "This server has no language model. Start it with one to chat.";
-    const rows = model?.max_model_len ? [["Context", `${figure(model.max_model_len)} tokens`]] : [];
+    const rows = [];
+    if (model?.max_model_len) rows.push(["Context", `${figure(model.max_model_len)} tokens`]);
+    if (model) rows.push(["In memory", model.loaded ? "yes" : "when asked"]);
     byId("model-facts").replaceChildren(...rows.flatMap(([name, value]) => [h("dt", null, name), h("dd", null, value)]));
   }
 

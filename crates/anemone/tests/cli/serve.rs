@@ -8,9 +8,9 @@ use crate::support::{Ran, anemone, assets, command, shared};
 
 const BODY: &str = r#"{"state": "where is my parcel", "questions": {"angry": {"type": "noul", "instructions": "Is the sender angry?"}}}"#;
 
-/// The binary at work on a free port.
+/// The binary at work on a free port; it ends with the test, which may fail before it ends it.
 struct Server {
-    child: Child,
+    child: Option<Child>,
     stderr: BufReader<ChildStderr>,
     address: String,
 }
@@ -26,7 +26,7 @@ impl Server {
             assert!(stderr.read_line(&mut line).unwrap() > 0, "it ended");
         }
         let address = line.trim().rsplit_once("http://").unwrap().1.to_owned();
-        Self { child, stderr, address }
+        Self { child: Some(child), stderr, address }
     }
 
     /// Status and body of an answer.
@@ -45,13 +45,23 @@ impl Server {
 
     /// Sends a signal and waits for the end.
     fn end(mut self, signal: &str) -> Ran {
-        let id = self.child.id().to_string();
+        let child = self.child.take().unwrap();
+        let id = child.id().to_string();
         assert!(Command::new("kill").args([signal, &id]).status().unwrap().success());
         let mut stderr = String::new();
         self.stderr.read_to_string(&mut stderr).unwrap();
-        let mut ran = Ran::new(self.child.wait_with_output().unwrap());
+        let mut ran = Ran::new(child.wait_with_output().unwrap());
         ran.stderr = stderr;
         ran
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
     }
 }
 
