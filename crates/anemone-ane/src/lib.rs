@@ -18,6 +18,7 @@ mod graph;
 mod head;
 mod laya;
 mod options;
+pub mod placement;
 mod plan;
 mod state;
 mod weights;

@@ -1,6 +1,7 @@
 mod decision;
 mod describe;
 mod packages;
+mod placement;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -42,6 +43,12 @@ pub(crate) struct Args {
     /// Read every file of a bundle and compare it with the manifest's hashes
     #[arg(long)]
     verify_hash: bool,
+    /// Predict which operations of a bundle or package Core ML would run on the Neural Engine, from what others have published
+    #[arg(long, conflicts_with_all = ["tensors", "check", "mil", "verify_hash", "ctx"])]
+    placement: bool,
+    /// Chip to predict for: m1, m2, m3, m3max, m4, m4max, m5 or m6 [default: m4]
+    #[arg(long, value_name = "CHIP", requires = "placement")]
+    chip: Option<String>,
     /// Context to size the memory for [default: the model's limit, but at most 4096]
     #[arg(long, short = 'c', value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..), allow_negative_numbers = true)]
     ctx: Option<usize>,
@@ -97,6 +104,11 @@ impl Memory {
 }
 
 pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
+    if args.placement {
+        let path = args.bundle.bundle.as_deref().or(args.model.model.as_deref());
+        placement::show(path, args.chip.as_deref().unwrap_or("m4"), args.json)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     if let Some(source) = decision::find(args, shell)? {
         return source.show(args);
     }

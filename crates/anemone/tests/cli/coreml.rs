@@ -123,3 +123,32 @@ fn compiled_models_are_listed_and_removed() {
     assert!(orphans.stdout.contains(&format!("{packages} removed")), "{}", orphans.stdout);
     run(dir, &["cache", "gc", "--all", "--unused", "3"]).fails(2, &["--all", "--unused"]);
 }
+
+#[test]
+fn placements_are_predicted_with_their_sources() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let bundle = bundle(dir);
+    let predicted = run(dir, &["inspect", "--placement", "--bundle", &bundle, "--json"]).json();
+    let functions = predicted["functions"].as_array().unwrap();
+    let named: Vec<&str> = functions.iter().map(|f| f["function"].as_str().unwrap()).collect();
+    assert_eq!((predicted["chip"].as_str(), named), (Some("m4"), vec!["decode", "prefill_16", "main"]));
+    for function in functions {
+        // One segment, all of it; a model as small as this one may be declined, and that is said.
+        assert_eq!(function["segments"].as_array().unwrap().len(), 1, "{function}");
+        assert_eq!(function["away"].as_array().unwrap().len(), 0, "{function}");
+        let warnings = function["warnings"].as_array().unwrap();
+        assert!(warnings.iter().all(|w| w["rule"] == "small" && w["source"].is_string()), "{function}");
+    }
+    let text = run(dir, &["inspect", "--placement", "--bundle", &bundle, "--chip", "M2"]).ok().stdout;
+    assert!(
+        text.contains("nothing here was measured") && text.contains("operations on the Neural Engine"),
+        "{text}"
+    );
+    run(dir, &["inspect", "--placement"]).fails(1, &["--placement", "built-in", "anemone convert"]);
+    run(dir, &["inspect", "--placement", "-m", "src"])
+        .fails(1, &["--placement", "neither a bundle nor a package"]);
+    run(dir, &["inspect", "--placement", "--bundle", &bundle, "--chip", "m99"])
+        .fails(1, &["--chip", "m99", "m1, m2"]);
+    run(dir, &["inspect", "--chip", "m1"]).fails(2, &["--placement"]);
+}

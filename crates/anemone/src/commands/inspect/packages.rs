@@ -59,7 +59,7 @@ pub(super) fn of(args: &Args, path: Option<&Path>) -> Result<Option<Packages>> {
     Ok(Some(Packages { bundle: Some(bundle), programs, verified: args.verify_hash }))
 }
 
-fn is_package(path: &Path) -> bool {
+pub(super) fn is_package(path: &Path) -> bool {
     path.join("Manifest.json").is_file() && path.join("Data").is_dir()
 }
 
