@@ -45,7 +45,7 @@ impl Options {
             compiled,
             require: None,
             canaries: Calls::new(),
-            recheck: Some(256),
+            recheck: Some(32),
             most_ratio: None,
             predict_timeout: Duration::from_mins(1),
             load_timeout: None,
@@ -151,9 +151,10 @@ impl<B: Backend + 'static> CoreMl<B> {
             names: signature.outputs.iter().map(|(name, _)| name.clone()).collect(),
             signature,
             canary: canary.map(Arc::new),
+            seen: Vec::new(),
             calls: 0,
         };
-        loaded.try_canary()?;
+        loaded.meet_canary()?;
         let ratio = self.ratio(&mut loaded, &compiled)?;
         let seconds = start.elapsed().as_secs_f64();
         tracing::debug!(package = name, function, seconds, "loaded by Core ML");
@@ -279,6 +280,8 @@ struct Loaded<B: Backend + 'static> {
     names: Vec<String>,
     signature: Signature,
     canary: Option<Arc<Call>>,
+    /// What it gave for the canary when it was loaded.
+    seen: Vec<Array>,
     calls: u64,
 }
 
@@ -313,12 +316,17 @@ impl<B: Backend + 'static> Loaded<B> {
         self.signature.inputs.iter().map(input).collect()
     }
 
-    /// Runs the canary twice, with states of its own.
-    fn try_canary(&self) -> Result<()> {
-        let Some(canary) = &self.canary else { return Ok(()) };
-        let run = || self.predict_on(self.model, self.complete(canary), &mut States::new());
-        let (first, second) = (run()?, run()?);
-        match judge(canary, &self.names, &first, &second) {
+    /// Runs the canary twice and keeps what it gave.
+    fn meet_canary(&mut self) -> Result<()> {
+        let Some(canary) = self.canary.clone() else { return Ok(()) };
+        self.seen = self.predict_on(self.model, self.complete(&canary), &mut States::new())?;
+        self.try_canary(&canary)
+    }
+
+    /// Runs the canary again, with states of its own: it must give what it gave before.
+    fn try_canary(&self, canary: &Call) -> Result<()> {
+        let now = self.predict_on(self.model, self.complete(canary), &mut States::new())?;
+        match judge(canary, &self.names, &self.seen, &now) {
             None => Ok(()),
             Some(problem) => Err(Error::Canary { function: self.function.clone(), problem }),
         }
@@ -339,8 +347,9 @@ impl<B: Backend + 'static> Loaded<B> {
             }
             complete.push((name.clone(), given.clone()));
         }
-        if self.options.recheck.is_some_and(|every| self.calls > 0 && self.calls.is_multiple_of(every)) {
-            self.try_canary()?;
+        let due = |every: u64| self.calls > 0 && self.calls.is_multiple_of(every);
+        if let Some(canary) = self.canary.as_ref().filter(|_| self.options.recheck.is_some_and(due)) {
+            self.try_canary(canary)?;
         }
         self.calls += 1;
         let outputs = self.predict_on(self.model, complete, states)?;

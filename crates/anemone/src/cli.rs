@@ -12,7 +12,7 @@ use tracing_subscriber::{Layer, Registry};
 
 use crate::commands::{
     bench, cache, chat, completions, convert, decide, doctor, forward, inspect, man, palettize, perplexity,
-    probe, run, serve, validate, verify,
+    probe, run, selftest, serve, validate, verify,
 };
 use crate::env::Environment;
 use crate::output;
@@ -60,6 +60,7 @@ enum Command {
     Probe(probe::Args),
     Doctor(doctor::Args),
     Cache(cache::Args),
+    Selftest(selftest::Args),
     Completions(completions::Args),
     Man(man::Args),
 }
@@ -117,6 +118,7 @@ pub(crate) fn run() -> Result<ExitCode> {
         Command::Probe(args) => probe::run(&args, &shell),
         Command::Doctor(args) => doctor::run(&args, &shell),
         Command::Cache(args) => cache::run(&args),
+        Command::Selftest(args) => selftest::run(&args, &shell),
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => man::run(&args),
     }

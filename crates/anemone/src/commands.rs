@@ -16,6 +16,7 @@ pub(crate) mod palettize;
 pub(crate) mod perplexity;
 pub(crate) mod probe;
 pub(crate) mod run;
+pub(crate) mod selftest;
 pub(crate) mod serve;
 pub(crate) mod texts;
 pub(crate) mod validate;

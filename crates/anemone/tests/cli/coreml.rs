@@ -152,3 +152,33 @@ fn placements_are_predicted_with_their_sources() {
         .fails(1, &["--chip", "m99", "m1, m2"]);
     run(dir, &["inspect", "--chip", "m1"]).fails(2, &["--placement"]);
 }
+
+#[test]
+fn a_self_test_says_what_is_sound_and_what_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let out = dir.join("report");
+    let out = out.to_str().unwrap();
+    let sound = run(dir, &["selftest", "-q", "--simulate", "none", "--out", out]).ok();
+    let report = || -> Value {
+        serde_json::from_slice(&std::fs::read(Path::new(out).join("report.json")).unwrap()).unwrap()
+    };
+    let told = report();
+    assert!(told["passed"] == true && told["simulated"] == true, "{}", sound.stdout);
+    assert!(told["placements"].as_array().unwrap().len() == 3, "{told}");
+    let names: Vec<&str> =
+        told["findings"].as_array().unwrap().iter().map(|f| f["name"].as_str().unwrap()).collect();
+    assert!(names.contains(&"tokens") && names.contains(&"perplexity"), "{names:?}");
+    assert!(std::fs::read_to_string(Path::new(out).join("report.html")).unwrap().contains("passed"));
+    let broken = run(dir, &["selftest", "-q", "--simulate", "wrong-outputs", "--out", out]);
+    assert_eq!(broken.code, Some(1), "{broken:?}");
+    assert!(
+        broken.stdout.contains("FAIL") && broken.stdout.contains("not to be trusted"),
+        "{}",
+        broken.stdout
+    );
+    assert_eq!(report()["passed"], false);
+    if cfg!(not(target_vendor = "apple")) {
+        run(dir, &["selftest", "--out", out]).fails(1, &["Macs only", "--simulate none"]);
+    }
+}
