@@ -30,6 +30,7 @@ const FEW_TOKENS: usize = 64;
 /// Elements of such a block.
 const FEW_BUFFER: usize = 16 << 10;
 /// Rows multiplied at once for a single token.
+#[cfg(target_arch = "x86_64")]
 const STREAMS: usize = 4;
 /// Rows looked at to choose the sixteen.
 const SAMPLE: usize = 64;

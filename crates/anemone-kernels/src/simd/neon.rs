@@ -108,7 +108,7 @@ unsafe impl Isa for Neon {
     fn prefetch(p: *const u8) {
         // A prefetch never faults.
         unsafe {
-            std::arch::asm!("prfm pldl2keep, [{p}]", p = in(reg) p, options(nostack, preserves_flags, readonly))
+            std::arch::asm!("prfm pldl2keep, [{p}]", p = in(reg) p, options(nostack, preserves_flags, readonly));
         }
     }
     #[inline(always)]
