@@ -1,19 +1,22 @@
 //! Anthropic's `/v1/messages` over language models.
 
+pub(crate) mod reply;
 mod request;
 
 use anemone_session::Delta;
 use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
-use serde_json::{Value, json};
+use serde::de::IgnoredAny;
+use serde_json::value::RawValue;
 
 use crate::app::App;
 use crate::language::{Language, Update, Updates};
 use crate::openai::choice::{Choice, End, Taken};
 use crate::openai::generation::Usage;
 use crate::openai::refusal::{ApiError, Checked, respond};
-use crate::openai::stream::{self, Chunks};
+use crate::openai::stream::{self, Chunks, Piece};
+use reply::{Block, BlockDelta, ErrorBody, ErrorReply, Event, MessageUsage, Reply, Stop, StopReason};
 
 pub(crate) async fn create(app: &App, request: Request) -> Response {
     answer(app, request).await.unwrap_or_else(|error| refuse(&error))
@@ -43,7 +46,11 @@ pub(crate) fn refuse(error: &ApiError) -> Response {
     response
 }
 
-fn body(error: &ApiError) -> Value {
+fn body(error: &ApiError) -> ErrorReply<'_> {
+    ErrorReply { kind: "error", error: told(error) }
+}
+
+fn told(error: &ApiError) -> ErrorBody<'_> {
     let kind = match error.status {
         StatusCode::UNAUTHORIZED => "authentication_error",
         StatusCode::NOT_FOUND => "not_found_error",
@@ -52,7 +59,7 @@ fn body(error: &ApiError) -> Value {
         status if status.is_server_error() => "api_error",
         _ => "invalid_request_error",
     };
-    json!({"type": "error", "error": {"type": kind, "message": error.message}})
+    ErrorBody { kind, message: &error.message }
 }
 
 /// A message on its way.
@@ -67,37 +74,36 @@ struct Message {
 }
 
 impl Message {
-    fn stop(&self) -> (Value, Value) {
-        match &self.choice.end {
-            Some(End::Length) => ("max_tokens".into(), Value::Null),
-            Some(End::Calls) => ("tool_use".into(), Value::Null),
-            Some(End::StopString(text)) => ("stop_sequence".into(), text.as_str().into()),
-            Some(End::Stop) => ("end_turn".into(), Value::Null),
-            None => (Value::Null, Value::Null),
+    fn stop(&self) -> Stop<'_> {
+        let (stop_reason, stop_sequence) = match &self.choice.end {
+            Some(End::Length) => (Some(StopReason::MaxTokens), None),
+            Some(End::Calls) => (Some(StopReason::ToolUse), None),
+            Some(End::StopString(text)) => (Some(StopReason::StopSequence), Some(text.as_str())),
+            Some(End::Stop) => (Some(StopReason::EndTurn), None),
+            None => (None, None),
+        };
+        Stop { stop_reason, stop_sequence }
+    }
+
+    fn usage(&self) -> MessageUsage {
+        MessageUsage {
+            input_tokens: self.usage.prompt - self.usage.cached,
+            cache_read_input_tokens: self.usage.cached,
+            cache_creation_input_tokens: 0,
+            output_tokens: self.usage.completion,
         }
     }
 
-    fn usage(&self) -> Value {
-        json!({
-            "input_tokens": self.usage.prompt - self.usage.cached,
-            "cache_read_input_tokens": self.usage.cached,
-            "cache_creation_input_tokens": 0,
-            "output_tokens": self.usage.completion,
-        })
-    }
-
-    fn json(&self, content: &[Value]) -> Value {
-        let (reason, sequence) = self.stop();
-        json!({
-            "id": self.id,
-            "type": "message",
-            "role": "assistant",
-            "model": self.language.name(),
-            "content": content,
-            "stop_reason": reason,
-            "stop_sequence": sequence,
-            "usage": self.usage(),
-        })
+    fn reply<'a>(&'a self, content: Vec<Block<'a>>) -> Reply<'a> {
+        Reply {
+            id: &self.id,
+            kind: "message",
+            role: "assistant",
+            model: self.language.name(),
+            content,
+            stop: self.stop(),
+            usage: self.usage(),
+        }
     }
 
     fn take(&mut self, update: Update) -> Checked<Vec<Delta>> {
@@ -119,67 +125,86 @@ impl Message {
         let answer = &self.choice.answer;
         let mut content = Vec::new();
         if !answer.reasoning.is_empty() {
-            content.push(json!({"type": "thinking", "thinking": answer.reasoning, "signature": ""}));
+            content.push(Block::Thinking { thinking: &answer.reasoning, signature: "" });
         }
         if !answer.content.is_empty() {
-            content.push(json!({"type": "text", "text": answer.content}));
+            content.push(Block::Text { text: &answer.content });
         }
-        for (call, id) in answer.calls.iter().zip(&self.choice.call_ids) {
-            let input: Value = serde_json::from_str(&call.arguments).unwrap_or_default();
-            content.push(json!({"type": "tool_use", "id": id, "name": call.name, "input": input}));
+        // The input of a use that was cut off is an object of what is complete.
+        let is_whole = |text: &str| serde_json::from_str::<IgnoredAny>(text).is_ok();
+        let inputs: Vec<String> = answer
+            .calls
+            .iter()
+            .map(|call| {
+                if is_whole(&call.arguments) {
+                    call.arguments.clone()
+                } else {
+                    format!("{}}}", call.arguments)
+                }
+            })
+            .collect();
+        for ((call, id), input) in answer.calls.iter().zip(&self.choice.call_ids).zip(&inputs) {
+            let input = serde_json::from_str(input).unwrap_or(empty());
+            content.push(Block::ToolUse { id, name: &call.name, input });
         }
-        Ok(respond(&self.json(&content)))
+        Ok(respond(&self.reply(content)))
     }
 
     /// The events that close the open block, if any, and open one of another kind.
-    fn turn_to(&mut self, kind: &'static str, block: &Value, events: &mut Vec<Value>) {
+    fn turn_to(&mut self, kind: &'static str, content_block: Block<'_>, events: &mut Vec<Piece>) {
         if self.open == Some(kind) && kind != "tool_use" {
             return;
         }
         self.close(events);
-        events.push(json!({"type": "content_block_start", "index": self.blocks, "content_block": block}));
+        events.push(Piece::typed(&Event::ContentBlockStart { index: self.blocks, content_block }));
         self.blocks += 1;
         self.open = Some(kind);
     }
 
-    fn close(&mut self, events: &mut Vec<Value>) {
+    fn close(&mut self, events: &mut Vec<Piece>) {
         if self.open.take().is_some() {
-            events.push(json!({"type": "content_block_stop", "index": self.blocks - 1}));
+            events.push(Piece::typed(&Event::ContentBlockStop { index: self.blocks - 1 }));
         }
     }
 
-    fn delta(&self, delta: &Value) -> Value {
-        json!({"type": "content_block_delta", "index": self.blocks - 1, "delta": delta})
+    fn delta(&self, delta: BlockDelta<'_>) -> Piece {
+        Piece::typed(&Event::ContentBlockDelta { index: self.blocks - 1, delta })
     }
 }
 
-impl Chunks for Message {
-    const NAMED: bool = true;
+/// The input of a use before its parts come.
+fn empty() -> &'static RawValue {
+    serde_json::from_str("{}").unwrap_or(RawValue::NULL)
+}
 
-    fn begin(&mut self) -> Vec<Value> {
-        vec![json!({"type": "message_start", "message": self.json(&[])}), json!({"type": "ping"})]
+impl Chunks for Message {
+    const DONE: bool = false;
+
+    fn begin(&mut self) -> Vec<Piece> {
+        let start = Event::MessageStart { message: self.reply(Vec::new()) };
+        vec![Piece::typed(&start), Piece::typed(&Event::Ping)]
     }
 
-    fn update(&mut self, _: usize, update: Update) -> Checked<Vec<Value>> {
+    fn update(&mut self, _: usize, update: Update) -> Checked<Vec<Piece>> {
         let mut events = Vec::new();
         for delta in self.take(update)? {
             match delta {
                 Delta::Reasoning(text) => {
-                    let block = json!({"type": "thinking", "thinking": "", "signature": ""});
-                    self.turn_to("thinking", &block, &mut events);
-                    events.push(self.delta(&json!({"type": "thinking_delta", "thinking": text})));
+                    let block = Block::Thinking { thinking: "", signature: "" };
+                    self.turn_to("thinking", block, &mut events);
+                    events.push(self.delta(BlockDelta::Thinking { thinking: &text }));
                 }
                 Delta::Content(text) => {
-                    self.turn_to("text", &json!({"type": "text", "text": ""}), &mut events);
-                    events.push(self.delta(&json!({"type": "text_delta", "text": text})));
+                    self.turn_to("text", Block::Text { text: "" }, &mut events);
+                    events.push(self.delta(BlockDelta::Text { text: &text }));
                 }
                 Delta::CallStart { index, name } => {
-                    let id = &self.choice.call_ids[index];
-                    let block = json!({"type": "tool_use", "id": id, "name": name, "input": {}});
-                    self.turn_to("tool_use", &block, &mut events);
+                    let id = self.choice.call_ids[index].clone();
+                    let block = Block::ToolUse { id: &id, name: &name, input: empty() };
+                    self.turn_to("tool_use", block, &mut events);
                 }
                 Delta::CallArguments { fragment, .. } => {
-                    events.push(self.delta(&json!({"type": "input_json_delta", "partial_json": fragment})));
+                    events.push(self.delta(BlockDelta::InputJson { partial_json: &fragment }));
                 }
                 Delta::CallEnd { .. } => self.close(&mut events),
                 _ => {}
@@ -188,17 +213,15 @@ impl Chunks for Message {
         Ok(events)
     }
 
-    fn failed(&self, error: &ApiError) -> Value {
-        body(error)
+    fn failed(&self, error: &ApiError) -> Piece {
+        Piece::typed(&Event::Error { error: told(error) })
     }
 
-    fn end(&mut self) -> Vec<Value> {
+    fn end(&mut self) -> Vec<Piece> {
         let mut events = Vec::new();
         self.close(&mut events);
-        let (reason, sequence) = self.stop();
-        let delta = json!({"stop_reason": reason, "stop_sequence": sequence});
-        events.push(json!({"type": "message_delta", "delta": delta, "usage": self.usage()}));
-        events.push(json!({"type": "message_stop"}));
+        events.push(Piece::typed(&Event::MessageDelta { delta: self.stop(), usage: self.usage() }));
+        events.push(Piece::typed(&Event::MessageStop));
         events
     }
 }

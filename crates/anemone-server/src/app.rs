@@ -21,17 +21,18 @@ use crate::refusal::{Refusal, json};
 use crate::residency::Residency;
 use crate::worker::Worker;
 use crate::{
-    Error, Result, anthropic, body, cors, decisions, fallback, metrics, models, observe, page, systemone,
-    tokenizer_info,
+    Error, Result, anthropic, body, cors, decisions, fallback, metrics, models, observe, openapi, page,
+    systemone, tokenizer_info,
 };
 
 /// The paths of all routes without parameters.
-const PATHS: [&str; 16] = [
+const PATHS: [&str; 17] = [
     "/",
     "/health",
     "/ready",
     "/metrics",
     "/metrics.json",
+    "/openapi.json",
     "/v1/models",
     "/v1/decisions",
     "/v1/chat/completions",
@@ -181,6 +182,7 @@ impl App {
             .route("/ready", get(ready))
             .route("/metrics", get(metrics))
             .route("/metrics.json", get(metrics_json))
+            .route("/openapi.json", get(describe))
             .route("/v1/models", get(list))
             .route("/v1/models/{*id}", get(retrieve))
             .route("/v1/decisions", post(decide))
@@ -270,6 +272,11 @@ impl App {
         self.0.pool.language(name)
     }
 
+    /// Whether a language model has this name.
+    pub(crate) fn is_language(&self, name: &str) -> bool {
+        self.0.pool.shown().any(|model| model.name == name || model.aliases.iter().any(|alias| alias == name))
+    }
+
     pub(crate) fn pool(&self) -> &Pool {
         &self.0.pool
     }
@@ -334,6 +341,20 @@ async fn retrieve(State(app): State<App>, Path(id): Path<String>, headers: Heade
         Some(model) => json(&model),
         None => ApiError::no_model(&id).into_response(),
     }
+}
+
+async fn describe(State(app): State<App>, headers: HeaderMap) -> Response {
+    if !app.knows(&headers) {
+        // As laya's server: who has no key does not learn what there is.
+        return Refusal::new(StatusCode::NOT_FOUND, "Not Found").into_response();
+    }
+    let languages: Vec<&str> = app.pool().shown().map(|model| model.name).collect();
+    let options = app.options();
+    openapi::answer(openapi::Facts {
+        has_key: options.key.is_some(),
+        has_tournaments: options.tournament.is_some(),
+        languages: &languages,
+    })
 }
 
 async fn metrics(State(app): State<App>, headers: HeaderMap) -> Response {

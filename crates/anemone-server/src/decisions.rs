@@ -11,20 +11,38 @@ use crate::refusal::{Refusal, json};
 use crate::systemone::{self, Checked};
 
 const MAX_QUESTIONS: usize = 400;
+/// Fields of a request; all but the first three change nothing.
+const FIELDS: [&str; 6] =
+    ["model", "input", "questions", "prompt_cache_key", "prompt_cache_options", "safety_identifier"];
 const CHOICES: std::ops::RangeInclusive<usize> = 2..=255;
 
 pub(crate) async fn create(app: &App, request: extract::Request) -> Checked<Response> {
     let (permit, body) = app.admit(request).await?;
-    if body.as_map().is_none() {
+    let Some(fields) = body.as_map() else {
         return Err(Refusal::malformed("the request body must be an object"));
+    };
+    if let Some((name, _)) = fields.iter().find(|(name, _)| !FIELDS.contains(&name.as_str())) {
+        return Err(wrong(name, "is no field of this request; leave it out"));
+    }
+    for key in ["prompt_cache_key", "safety_identifier"] {
+        if body.get(key).is_some_and(|value| *value != Value::Null && value.as_str().is_none()) {
+            return Err(missing(key, "a string"));
+        }
+    }
+    let cache = body.get("prompt_cache_options");
+    if cache.is_some_and(|value| *value != Value::Null && value.as_map().is_none()) {
+        return Err(missing("prompt_cache_options", "an object"));
     }
     let name = body.get("model").and_then(Value::as_str).ok_or_else(|| missing("model", "a string"))?;
     let state = state(body.get("input").ok_or_else(|| missing("input", "a string or a list"))?)?;
-    systemone::size(&state)?;
+    systemone::size(&state).map_err(|refusal| refusal.about("input"))?;
     let asked = body.get("questions").and_then(Value::as_list).unwrap_or_default();
     let questions = questions(asked)?;
     let names: Vec<Value> = asked.iter().map(|q| q.get("name").cloned().unwrap_or(Value::Null)).collect();
-    let hints = Hints { model: systemone::model(app.models(), &Value::text(name))?, ..Hints::default() };
+    let hints = Hints {
+        model: systemone::model(app, &Value::text(name)).map_err(|r| r.about("model"))?,
+        ..Hints::default()
+    };
     let work = move |models: &mut Router, _: crate::worker::Wanted<'_>| {
         let start = Instant::now();
         let route = models.routes().route(&state, &questions, &hints)?;
@@ -38,7 +56,11 @@ pub(crate) async fn create(app: &App, request: extract::Request) -> Checked<Resp
 }
 
 fn missing(key: &str, expected: &str) -> Refusal {
-    Refusal::malformed(format!("'{key}' must be {expected}"))
+    wrong(key, &format!("must be {expected}"))
+}
+
+fn wrong(key: &str, problem: &str) -> Refusal {
+    Refusal::malformed(format!("'{key}' {problem}")).about(key)
 }
 
 fn map<const N: usize>(entries: [(&str, Value); N]) -> Value {
@@ -74,14 +96,14 @@ fn state(input: &Value) -> Checked<Value> {
             "function_call_output" | "custom_tool_call_output" => {
                 let call = field(item, "call_id", &at)?;
                 if !calls.contains(&call) {
-                    let detail = format!("'{at}.call_id' is '{call}', which no call before it has");
-                    return Err(Refusal::malformed(detail));
+                    let problem = format!("is '{call}', which no call before it has");
+                    return Err(wrong(&format!("{at}.call_id"), &problem));
                 }
                 let output = content(item.get("output"), &format!("{at}.output"), &["input_text"])?;
                 map([("type", Value::text(kind)), ("output", output)])
             }
             other => {
-                return Err(Refusal::malformed(format!("'{at}.type' is '{other}', which is not supported")));
+                return Err(wrong(&format!("{at}.type"), &format!("is '{other}', which is not supported")));
             }
         };
         turns.push(turn);
@@ -101,8 +123,8 @@ fn message(item: &Value, at: &str) -> Checked<Value> {
         "developer" | "system" => &["input_text"],
         "assistant" => &["output_text", "refusal"],
         other => {
-            let detail = format!("'{at}.role' is '{other}'; use user, developer, system or assistant");
-            return Err(Refusal::malformed(detail));
+            let problem = format!("is '{other}'; use user, developer, system or assistant");
+            return Err(wrong(&format!("{at}.role"), &problem));
         }
     };
     let content = content(item.get("content"), &format!("{at}.content"), parts)?;
@@ -121,13 +143,11 @@ fn content(value: Option<&Value>, at: &str, allowed: &[&str]) -> Checked<Value> 
         let at = format!("{at}[{i}]");
         let kind = field(part, "type", &at)?;
         if kind == "input_image" {
-            return Err(Refusal::malformed(format!(
-                "'{at}' is an image, which these models cannot read; describe it in words"
-            )));
+            return Err(wrong(&at, "is an image, which these models cannot read; describe it in words"));
         }
         if !allowed.contains(&kind) {
-            let detail = format!("'{at}.type' is '{kind}'; use {}", allowed.join(" or "));
-            return Err(Refusal::malformed(detail));
+            let problem = format!("is '{kind}'; use {}", allowed.join(" or "));
+            return Err(wrong(&format!("{at}.type"), &problem));
         }
         read.push(match kind {
             "input_json" => match part.get("data") {
@@ -151,7 +171,7 @@ fn questions(questions: &[Value]) -> Checked<Vec<Question>> {
     }
     if questions.len() > MAX_QUESTIONS {
         let detail = format!("too many questions ({} > {MAX_QUESTIONS})", questions.len());
-        return Err(Refusal::too_large(detail));
+        return Err(Refusal::too_large(detail).about("questions"));
     }
     let mut total = 0;
     let each = questions.iter().enumerate().map(|(i, question)| {
@@ -160,7 +180,7 @@ fn questions(questions: &[Value]) -> Checked<Vec<Question>> {
             .iter()
             .filter_map(|key| Some(question.get(key)?.as_list()?.len()))
             .sum::<usize>();
-        systemone::options_in_all(total)?;
+        systemone::options_in_all(total).map_err(|refusal| refusal.about("questions"))?;
         parse(question, &at)
     });
     each.collect()
@@ -178,8 +198,8 @@ fn parse(question: &Value, at: &str) -> Checked<Question> {
         "choice" => {
             let choices = list(question, "choices", at)?;
             if !CHOICES.contains(&choices.len()) {
-                let detail = format!("'{at}.choices' has {} choices; give 2 to 255", choices.len());
-                return Err(Refusal::malformed(detail));
+                let problem = format!("has {} choices; give 2 to 255", choices.len());
+                return Err(wrong(&format!("{at}.choices"), &problem));
             }
             (
                 Kind::Choice,
@@ -206,8 +226,8 @@ fn parse(question: &Value, at: &str) -> Checked<Question> {
             )
         }
         other => {
-            let detail = format!("'{at}.type' is '{other}'; use predicate, choice or score");
-            return Err(Refusal::malformed(detail));
+            let problem = format!("is '{other}'; use predicate, choice or score");
+            return Err(wrong(&format!("{at}.type"), &problem));
         }
     };
     let mut definition = vec![("type", Value::text(kind.name())), ("instructions", instructions)];
@@ -219,7 +239,7 @@ fn parse(question: &Value, at: &str) -> Checked<Question> {
     }
     let definition = Value::Map(definition.into_iter().map(|(key, value)| (key.to_owned(), value)).collect());
     let mut question =
-        Question::parse(at, &definition).map_err(|error| Refusal::malformed(error.to_string()))?;
+        Question::parse(at, &definition).map_err(|error| Refusal::malformed(error.to_string()).about(at))?;
     for (option, description) in question.options.iter_mut().zip(described) {
         if let Some(description) = description {
             option.push_str(": ");

@@ -18,7 +18,7 @@ use prometheus_client::registry::{Registry, Unit};
 use crate::app::App;
 use crate::openai::refusal::ApiError;
 
-const FORMAT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+pub(crate) const FORMAT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 type Labels = Vec<(&'static str, String)>;
 

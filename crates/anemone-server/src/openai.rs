@@ -7,6 +7,7 @@ pub(crate) mod fields;
 pub(crate) mod generation;
 pub(crate) mod prompt;
 pub(crate) mod refusal;
+pub(crate) mod replies;
 pub(crate) mod responses;
 pub(crate) mod stream;
 pub(crate) mod tokens;

@@ -11,11 +11,18 @@ use anemone_decide::Value;
 pub(crate) struct Refusal {
     pub(crate) status: StatusCode,
     pub(crate) detail: String,
+    /// The field it is about; told where answers have OpenAI's shape.
+    pub(crate) param: Option<String>,
 }
 
 impl Refusal {
     pub(crate) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
-        Self { status, detail: detail.into() }
+        Self { status, detail: detail.into(), param: None }
+    }
+
+    /// The same about a field.
+    pub(crate) fn about(self, field: impl Into<String>) -> Self {
+        Self { param: Some(field.into()), ..self }
     }
 
     /// 400: the body is not what the route takes.
@@ -69,7 +76,7 @@ impl Refusal {
         let entries = [
             ("message", Value::Text(self.detail)),
             ("type", Value::text(kind)),
-            ("param", Value::Null),
+            ("param", self.param.map_or(Value::Null, Value::Text)),
             ("code", code),
         ];
         let error = Value::Map(entries.map(|(key, value)| (key.to_owned(), value)).into());

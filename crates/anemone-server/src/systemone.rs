@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use anemone_decide::{Error, Gate, Hints, Question, Request, Routes, Value};
+use anemone_decide::{Error, Gate, Hints, Question, Request, Value};
 use axum::extract;
 use axum::http::HeaderValue;
 use axum::response::Response;
@@ -12,18 +12,18 @@ use crate::answers::{Ask, total_usage};
 use crate::app::{App, Options};
 use crate::refusal::{Refusal, json};
 
-const MAX_STATES: usize = 64;
-const MAX_QUESTIONS: usize = 64;
-const MAX_CHOICES: usize = 100;
+pub(crate) const MAX_STATES: usize = 64;
+pub(crate) const MAX_QUESTIONS: usize = 64;
+pub(crate) const MAX_CHOICES: usize = 100;
 /// Labels of a choice that is held in rounds.
-const MAX_TOURNAMENT: usize = 255;
-const MAX_LEVELS: usize = 32;
+pub(crate) const MAX_TOURNAMENT: usize = 255;
+pub(crate) const MAX_LEVELS: usize = 32;
 /// Options of all questions together.
 const MAX_OPTIONS: usize = 512;
 /// Code points of a state.
 const MAX_STATE: usize = 50_000;
 /// Tokens a caller may ask a row to have.
-const MAX_LEN: usize = 8192;
+pub(crate) const MAX_LEN: usize = 8192;
 /// Tokens read in one pass at most.
 const PASS_TOKENS: usize = 131_072;
 /// Tokens of a row where the caller does not say.
@@ -155,7 +155,7 @@ fn refuse_hooks(body: &Value) -> Checked<()> {
 
 /// The controls of both routes and the questions; `own` is what one of the routes checks after the controls.
 fn check(app: &App, body: &Value, questions: &Value, own: impl FnOnce() -> Checked<()>) -> Checked<Ask> {
-    let model = given(body, "model").map(|value| model(app.models(), value)).transpose()?.flatten();
+    let model = given(body, "model").map(|value| model(app, value)).transpose()?.flatten();
     let max_len = budget(body, "max_len")?;
     let head_max_len = budget(body, "head_max_len")?;
     let hints = Hints {
@@ -230,7 +230,7 @@ fn count(definitions: &[(String, Value)], options: &Options) -> Checked<()> {
 }
 
 /// The model a caller pins; none for names that leave the choice to the server, as clients of other services send them.
-pub(crate) fn model(routes: &Routes, value: &Value) -> Checked<Option<String>> {
+pub(crate) fn model(app: &App, value: &Value) -> Checked<Option<String>> {
     let Some(name) = value.as_str() else {
         return Err(Refusal::invalid(format!("model must be a string or null, got {}", value.quoted())));
     };
@@ -240,10 +240,18 @@ pub(crate) fn model(routes: &Routes, value: &Value) -> Checked<Option<String>> {
         "convaiinnovations/laya-typed-decisions" => "typed-decisions",
         other => other,
     };
+    let routes = app.models();
     match routes.find(published) {
         Ok((name, _)) => Ok(Some(name.clone())),
         Err(error) if published.contains(['/', '\\']) || published.starts_with(['.', '~']) => {
             Err(Refusal::invalid(format!("{error}, or omit model to let the router choose")))
+        }
+        Err(_) if app.is_language(published) => {
+            let names: Vec<&str> = routes.models().iter().map(|(name, _)| name.as_str()).collect();
+            Err(Refusal::invalid(format!(
+                "model '{published}' is a language model, which cannot decide; use {}, or omit model to let the router choose",
+                names.join(" or ")
+            )))
         }
         Err(_) => Ok(None),
     }

@@ -2,10 +2,25 @@
 
 use anemone_session::SpecialToken;
 use axum::response::Response;
-use serde_json::json;
+use schemars::JsonSchema;
+use serde::Serialize;
 
 use crate::app::App;
 use crate::openai::refusal::{ApiError, Checked, respond};
+
+/// What is known of a model's tokens.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
+pub(crate) struct TokenizerInfo<'a> {
+    model: &'a str,
+    bos_token: Option<&'a str>,
+    eos_token: Option<&'a str>,
+    pad_token: Option<&'a str>,
+    vocab_size: usize,
+    /// Most tokens the model holds.
+    model_max_length: usize,
+    chat_template: &'a str,
+}
 
 pub(crate) async fn answer(app: &App) -> Checked<Response> {
     let app = app.clone();
@@ -13,16 +28,17 @@ pub(crate) async fn answer(app: &App) -> Checked<Response> {
     let work = move || {
         let language = app.language(None)?;
         let (tokenizer, template) = (language.tokenizer(), language.template());
-        let text = |token: Option<&SpecialToken>| token.map(|token| token.text.clone());
-        Ok(respond(&json!({
-            "model": language.name(),
-            "bos_token": text(tokenizer.bos()),
-            "eos_token": text(tokenizer.eos()),
-            "pad_token": text(tokenizer.pad()),
-            "vocab_size": tokenizer.vocab_size(),
-            "model_max_length": language.context_len(),
-            "chat_template": template.source(),
-        })))
+        let text = |token: Option<&'_ SpecialToken>| token.map(|token| token.text.clone());
+        let (bos, eos, pad) = (text(tokenizer.bos()), text(tokenizer.eos()), text(tokenizer.pad()));
+        Ok(respond(&TokenizerInfo {
+            model: language.name(),
+            bos_token: bos.as_deref(),
+            eos_token: eos.as_deref(),
+            pad_token: pad.as_deref(),
+            vocab_size: tokenizer.vocab_size(),
+            model_max_length: language.context_len(),
+            chat_template: template.source(),
+        }))
     };
     tokio::task::spawn_blocking(work).await.map_err(|_| ApiError::failed())?
 }

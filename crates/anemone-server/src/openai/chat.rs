@@ -1,22 +1,26 @@
 //! `/v1/chat/completions`.
 
+pub(crate) mod reply;
+
 use anemone_session::{Delta, Grammar, Job, ToolChoice};
 use axum::extract::Request;
-use axum::response::{IntoResponse as _, Response};
-use serde_json::{Map, Value, json};
+use axum::response::Response;
+use serde_json::{Map, Value};
 
 use super::choice::{Choice, End, Taken};
 use super::fields::Fields;
 use super::generation::{Common, Usage};
 use super::prompt::{self, Prompt, Wishes};
 use super::refusal::{ApiError, Checked, respond};
-use super::stream::{self, Chunks};
+use super::stream::{self, Chunks, Piece};
 use super::{now, tokens, unique};
 use crate::app::App;
 use crate::language::{Language, Update};
-
-/// Most alternatives of a token.
-const MOST_TOP: usize = 20;
+use crate::requests::chat::REQUEST;
+use reply::{
+    CallDelta, ChatChoice, ChatChunk, ChatCompletion, ChatDelta, ChatLogprobs, ChatReply, ChunkChoice,
+    FinishReason, Function, FunctionDelta, TokenLogprob, ToolCall,
+};
 
 pub(crate) async fn create(app: &App, request: Request) -> Checked<Response> {
     let (permit, bytes) = app.admit_bytes(request).await?;
@@ -33,24 +37,19 @@ pub(crate) async fn create(app: &App, request: Request) -> Checked<Response> {
 }
 
 /// The form an answer must have.
-fn form(format: &Value) -> Checked<Option<Grammar>> {
-    let wrong = |problem: &str| Err(ApiError::field("response_format", problem));
-    match format.get("type").and_then(Value::as_str) {
-        Some("text") => Ok(None),
-        Some("json_object") => Ok(Some(Grammar::JsonObject)),
-        Some("json_schema") => match format.get("json_schema").and_then(|spec| spec.get("schema")) {
-            Some(schema) => Ok(Some(Grammar::JsonSchema(schema.clone()))),
-            None => wrong("has no json_schema.schema; give the schema there"),
-        },
-        _ => wrong("must have the type 'text', 'json_object' or 'json_schema'"),
+fn form(format: &Value) -> Option<Grammar> {
+    match format["type"].as_str()? {
+        "json_object" => Some(Grammar::JsonObject),
+        "json_schema" => Some(Grammar::JsonSchema(format["json_schema"]["schema"].clone())),
+        _ => None,
     }
 }
 
-fn finish_reason(end: &End) -> &'static str {
+fn finish_reason(end: &End) -> FinishReason {
     match end {
-        End::Stop | End::StopString(_) => "stop",
-        End::Length => "length",
-        End::Calls => "tool_calls",
+        End::Stop | End::StopString(_) => FinishReason::Stop,
+        End::Length => FinishReason::Length,
+        End::Calls => FinishReason::ToolCalls,
     }
 }
 
@@ -64,50 +63,37 @@ struct Chat {
     logprobs: bool,
     choices: Vec<Choice>,
     /// Log probabilities that were not sent yet.
-    tokens: Vec<Vec<Value>>,
+    tokens: Vec<Vec<TokenLogprob>>,
     usage: Usage,
 }
 
 impl Chat {
     fn read(app: &App, bytes: &[u8]) -> Checked<(Self, Job)> {
-        let mut fields = Fields::parse(bytes)?;
-        let language = app.language(fields.take::<String>("model", "a string")?.as_deref())?;
-        let messages = prompt::messages(fields.value("messages"))?;
+        let mut fields = Fields::parse(bytes, &REQUEST)?;
+        let language = app.language(fields.text("model").as_deref())?;
+        let messages = prompt::messages(fields.list("messages").unwrap_or_default())?;
         let (tools, declared) = prompt::tools(&mut fields)?;
         let choice = fields.value("tool_choice").unwrap_or(Value::Null);
         let choice =
             ToolChoice::from_json(&choice).map_err(|error| ApiError::session(&error, "tool_choice"))?;
-        let parallel = fields.take("parallel_tool_calls", "true or false")?.unwrap_or(true);
-        let answer = fields.value("response_format").as_ref().map_or(Ok(None), form)?;
-        let completion = fields.count("max_completion_tokens", 0..=usize::MAX)?;
+        let parallel = fields.flag("parallel_tool_calls").unwrap_or(true);
+        let answer = fields.value("response_format").as_ref().and_then(form);
+        let completion = fields.count("max_completion_tokens");
         let mut common = Common::read(&mut fields, &language)?;
         common.options.max_new_tokens = completion.or(common.options.max_new_tokens);
-        let logprobs = fields.flag("logprobs")?;
-        let top = fields.count("top_logprobs", 0..=MOST_TOP)?;
+        let logprobs = fields.flag("logprobs").unwrap_or(false);
+        let top = fields.count("top_logprobs");
         if top.is_some() && !logprobs {
             return Err(ApiError::field("top_logprobs", "is only allowed when 'logprobs' is true"));
         }
         common.options.top_logprobs = top.unwrap_or(0);
-        let kwargs: Map<String, Value> =
-            fields.take("chat_template_kwargs", "an object")?.unwrap_or_default();
-        fields.refuse("functions", "is not supported; use 'tools'")?;
-        fields.refuse("function_call", "is not supported; use 'tool_choice'")?;
-        for key in ["audio", "web_search_options"] {
-            fields.refuse(key, "is not supported by this model; leave it out")?;
-        }
-        if let Some(modalities) = fields.take::<Vec<String>>("modalities", "a list of strings")?
-            && modalities != ["text"]
-        {
-            return Err(ApiError::field("modalities", "must be [\"text\"]"));
-        }
-        fields.ignore(&["prediction", "reasoning_effort", "verbosity"]);
-        fields.finish()?;
+        let kwargs: Map<String, Value> = fields.take("chat_template_kwargs")?.unwrap_or_default();
         let wishes = Wishes { tools, declared, choice, parallel, answer, kwargs };
         let prompt = Prompt::render(&language, &messages, wishes)?;
         let job = prompt.job(&language, common.each(common.n));
         let chat = Self {
             choices: (0..common.n).map(|_| Choice::new(prompt.output.clone())).collect(),
-            tokens: vec![Vec::new(); common.n],
+            tokens: (0..common.n).map(|_| Vec::new()).collect(),
             language,
             id: unique("chatcmpl-"),
             created: now(),
@@ -138,11 +124,9 @@ impl Chat {
         }
     }
 
-    fn take_logprobs(&mut self, number: usize) -> Value {
-        if !self.logprobs {
-            return Value::Null;
-        }
-        json!({"content": std::mem::take(&mut self.tokens[number]), "refusal": null})
+    fn take_logprobs(&mut self, number: usize) -> Option<ChatLogprobs> {
+        let content = self.logprobs.then(|| std::mem::take(&mut self.tokens[number]))?;
+        Some(ChatLogprobs { content, refusal: None })
     }
 
     async fn collect(mut self, mut updates: crate::language::Updates) -> Checked<Response> {
@@ -150,92 +134,91 @@ impl Chat {
             let (number, update) = updates.recv().await.ok_or_else(ApiError::failed)?;
             self.take(number, update)?;
         }
-        let mut choices = Vec::with_capacity(self.choices.len());
-        for index in 0..self.choices.len() {
-            let logprobs = self.take_logprobs(index);
-            let choice = &self.choices[index];
-            let ids = &choice.call_ids;
-            let calls = choice.answer.tool_calls(|i| ids[i].clone());
-            let answer = &choice.answer;
-            let content = (!answer.content.is_empty() || calls.is_empty()).then_some(&answer.content);
-            let mut message = json!({"role": "assistant", "content": content, "refusal": null});
-            if let Value::Object(message) = &mut message {
-                if !answer.reasoning.is_empty() {
-                    message.insert("reasoning_content".into(), answer.reasoning.as_str().into());
-                }
-                if !calls.is_empty() {
-                    message.insert("tool_calls".into(), calls.into());
-                }
-            }
-            choices.push(json!({
-                "index": index, "message": message, "logprobs": logprobs, "finish_reason": choice.end.as_ref().map(finish_reason),
-            }));
-        }
-        Ok(respond(&json!({
-            "id": self.id,
-            "object": "chat.completion",
-            "created": self.created,
-            "model": self.language.name(),
-            "choices": choices,
-            "usage": self.usage.json(),
-            "service_tier": "default",
+        let logprobs: Vec<_> = (0..self.choices.len()).map(|index| self.take_logprobs(index)).collect();
+        let choices = self.choices.iter().zip(logprobs).enumerate();
+        Ok(respond(&ChatCompletion {
+            id: &self.id,
+            object: "chat.completion",
+            created: self.created,
+            model: self.language.name(),
+            choices: choices.map(|(index, (choice, logprobs))| answered(index, choice, logprobs)).collect(),
+            usage: self.usage.into(),
+            service_tier: "default",
         }))
-        .into_response())
     }
 
-    fn chunk(&self, choices: &Value) -> Value {
-        stream::chunk(
-            "chat.completion.chunk",
-            (&self.id, self.created),
-            self.language.name(),
+    fn chunk<'a>(&'a self, choices: Vec<ChunkChoice<'a>>, usage: Option<Usage>) -> Piece {
+        Piece::new(&ChatChunk {
+            id: &self.id,
+            object: "chat.completion.chunk",
+            created: self.created,
+            model: self.language.name(),
             choices,
-            self.include_usage,
-        )
+            usage: self.include_usage.then(|| usage.into()),
+        })
     }
 
-    fn delta(&mut self, index: usize, delta: &Value, finish: Option<&str>) -> Value {
+    fn delta(&mut self, index: usize, delta: ChatDelta<'_>, finish_reason: Option<FinishReason>) -> Piece {
         let logprobs = self.take_logprobs(index);
-        self.chunk(&json!([{"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}]))
+        self.chunk(vec![ChunkChoice { index, delta, logprobs, finish_reason }], None)
     }
 }
 
+fn answered(index: usize, choice: &Choice, logprobs: Option<ChatLogprobs>) -> ChatChoice<'_> {
+    let answer = &choice.answer;
+    let calls = answer.calls.iter().zip(&choice.call_ids);
+    let tool_calls: Vec<ToolCall<'_>> = calls
+        .map(|(call, id)| {
+            let function = Function { name: &call.name, arguments: &call.arguments };
+            ToolCall { id, kind: "function", function }
+        })
+        .collect();
+    let content = (!answer.content.is_empty() || tool_calls.is_empty()).then_some(answer.content.as_str());
+    let reasoning_content = &answer.reasoning;
+    let message = ChatReply { role: "assistant", content, refusal: None, reasoning_content, tool_calls };
+    ChatChoice { index, message, logprobs, finish_reason: choice.end.as_ref().map(finish_reason) }
+}
+
 impl Chunks for Chat {
-    fn begin(&mut self) -> Vec<Value> {
-        let role = json!({"role": "assistant", "content": ""});
-        (0..self.choices.len()).map(|i| self.delta(i, &role, None)).collect()
+    fn begin(&mut self) -> Vec<Piece> {
+        let choices = self.choices.len();
+        let first = |i| {
+            let delta = ChatDelta { role: Some("assistant"), content: Some(""), ..ChatDelta::default() };
+            self.delta(i, delta, None)
+        };
+        (0..choices).map(first).collect()
     }
 
-    fn update(&mut self, number: usize, update: Update) -> Checked<Vec<Value>> {
+    fn update(&mut self, number: usize, update: Update) -> Checked<Vec<Piece>> {
         let deltas = self.take(number, update)?;
-        let mut chunks = Vec::with_capacity(deltas.len());
-        for delta in deltas {
-            let delta = match delta {
-                Delta::Reasoning(text) => json!({"reasoning_content": text}),
-                Delta::Content(text) => json!({"content": text}),
+        let mut pieces = Vec::with_capacity(deltas.len());
+        for delta in &deltas {
+            let id;
+            let mut added = ChatDelta::default();
+            match delta {
+                Delta::Reasoning(text) => added.reasoning_content = Some(text),
+                Delta::Content(text) => added.content = Some(text),
                 Delta::CallStart { index, name } => {
-                    let id = &self.choices[number].call_ids[index];
-                    let function = json!({"name": name, "arguments": ""});
-                    json!({"tool_calls": [{"index": index, "id": id, "type": "function", "function": function}]})
+                    id = self.choices[number].call_ids[*index].clone();
+                    let function = FunctionDelta { name: Some(name), arguments: "" };
+                    added.tool_calls =
+                        Some([CallDelta { index: *index, id: Some(&id), kind: Some("function"), function }]);
                 }
                 Delta::CallArguments { index, fragment } => {
-                    json!({"tool_calls": [{"index": index, "function": {"arguments": fragment}}]})
+                    let function = FunctionDelta { name: None, arguments: fragment };
+                    added.tool_calls = Some([CallDelta { index: *index, id: None, kind: None, function }]);
                 }
                 _ => continue,
-            };
-            chunks.push(self.delta(number, &delta, None));
+            }
+            pieces.push(self.delta(number, added, None));
         }
         if let Some(finish) = self.choices[number].end.as_ref().map(finish_reason) {
-            chunks.push(self.delta(number, &json!({}), Some(finish)));
+            pieces.push(self.delta(number, ChatDelta::default(), Some(finish)));
         }
-        Ok(chunks)
+        Ok(pieces)
     }
 
-    fn end(&mut self) -> Vec<Value> {
-        if !self.include_usage {
-            return Vec::new();
-        }
-        let mut chunk = self.chunk(&json!([]));
-        chunk["usage"] = self.usage.json();
-        vec![chunk]
+    fn end(&mut self) -> Vec<Piece> {
+        if self.include_usage { vec![self.chunk(Vec::new(), Some(self.usage))] } else { Vec::new() }
     }
 }

@@ -63,7 +63,10 @@ impl Choice {
                 Ok(Taken::Deltas(deltas))
             }
             Update::Finished(generation) => {
-                let deltas = self.parser.finish();
+                let deltas = match generation.finish_reason {
+                    FinishReason::Length(_) => self.parser.finish_cut(),
+                    _ => self.parser.finish(),
+                };
                 self.add(&deltas, prefix);
                 self.end = Some(match &generation.finish_reason {
                     FinishReason::Length(_) => End::Length,

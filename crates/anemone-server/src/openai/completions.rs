@@ -1,33 +1,27 @@
 //! `/v1/completions`.
 
+pub(crate) mod reply;
+
 use anemone_session::{Detokenizer, FinishReason, Generation, Job};
 use axum::extract::Request;
 use axum::response::Response;
-use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 use tokio::sync::mpsc;
 
 use super::fields::Fields;
-use super::generation::{Common, MOST_CHOICES, Usage};
+use super::generation::{self, Common, Usage};
 use super::refusal::{ApiError, Checked, respond};
-use super::stream::{self, Chunks};
+use super::replies::Ordered;
+use super::stream::{self, Chunks, Piece};
 use super::{now, tokens, unique};
 use crate::app::App;
 use crate::language::{Language, Update, Updates};
+use crate::requests::completions::REQUEST;
+use crate::requests::generation::MOST_CHOICES;
+use reply::{Reply, TextChoice, TextLogprobs};
 
-/// Most alternatives of a token; OpenAI has 5, evaluation harnesses ask for a few more.
-const MOST_TOP: usize = 20;
 /// Tokens where a request does not say how many.
 const MAX_TOKENS: usize = 16;
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Prompts {
-    Text(String),
-    Tokens(Vec<u32>),
-    Texts(Vec<String>),
-    Lists(Vec<Vec<u32>>),
-}
 
 pub(crate) async fn create(app: &App, request: Request) -> Checked<Response> {
     let (permit, bytes) = app.admit_bytes(request).await?;
@@ -112,37 +106,29 @@ struct Choice {
 
 impl Completion {
     fn read(app: &App, bytes: &[u8]) -> Checked<(Self, Vec<Vec<u32>>, Common)> {
-        let mut fields = Fields::parse(bytes)?;
-        let language = app.language(fields.take::<String>("model", "a string")?.as_deref())?;
-        let expected = "a string, a list of strings, a list of token ids or a list of such lists";
-        let prompts: Option<Prompts> = fields.take("prompt", expected)?;
-        let stated = fields.count("max_tokens", 0..=usize::MAX)?;
+        let mut fields = Fields::parse(bytes, &REQUEST)?;
+        let language = app.language(fields.text("model").as_deref())?;
+        let prompts = prompts(fields.value("prompt"), &language)?;
+        let most = fields.count("max_tokens").unwrap_or(MAX_TOKENS);
         let mut common = Common::read(&mut fields, &language)?;
-        common.options.max_new_tokens = Some(stated.unwrap_or(MAX_TOKENS));
-        let logprobs = fields.count("logprobs", 0..=MOST_TOP)?;
-        let echo = fields.flag("echo")?;
-        let best_of =
-            fields.count("best_of", 1..=MOST_CHOICES.min(language.max_sequences()))?.unwrap_or(common.n);
+        common.options.max_new_tokens = Some(most);
+        let logprobs = fields.count("logprobs");
+        let echo = fields.flag("echo").unwrap_or(false);
+        let (best_of, most) =
+            (fields.count("best_of").unwrap_or(common.n), MOST_CHOICES.min(language.max_sequences()));
+        if best_of > most {
+            return Err(ApiError::field(
+                "best_of",
+                &format!("must be an integer from 1 to {most} on this server"),
+            ));
+        }
         if best_of < common.n {
             return Err(ApiError::field("best_of", &format!("must be 'n' ({}) or more", common.n)));
         }
         if best_of > common.n && common.stream {
             return Err(ApiError::field("best_of", "must be 'n' when 'stream' is true"));
         }
-        fields.refuse("suffix", "is not supported by this model; leave it out")?;
-        fields.finish()?;
-        let encode = |text: &str| {
-            let ids = language.tokenizer().encode(text, true);
-            ids.map_err(|error| ApiError::session(&error, "prompt"))
-        };
-        let prompts = match prompts {
-            None => return Err(ApiError::field("prompt", &format!("must be {expected}"))),
-            Some(Prompts::Text(text)) => vec![encode(&text)?],
-            Some(Prompts::Tokens(ids)) => vec![ids],
-            Some(Prompts::Texts(texts)) => texts.iter().map(|text| encode(text)).collect::<Checked<_>>()?,
-            Some(Prompts::Lists(lists)) => lists,
-        };
-        if prompts.is_empty() || prompts.len() * best_of > MOST_CHOICES {
+        if prompts.len() * best_of > MOST_CHOICES {
             let most = MOST_CHOICES / best_of;
             let each =
                 if best_of == 1 { String::new() } else { format!(" where each has {best_of} continuations") };
@@ -220,39 +206,64 @@ impl Completion {
             group.sort_by(|a, b| b.mean().total_cmp(&a.mean()));
             for choice in group.iter_mut().take(self.n) {
                 let logprobs = self.logprobs.map(|_| choice.logprobs(&self.language));
-                choices.push(json!({
-                    "index": choices.len(), "text": choice.text, "logprobs": logprobs, "finish_reason": choice.finish,
-                }));
+                let finish_reason = choice.finish;
+                choices.push(TextChoice {
+                    index: choices.len(),
+                    text: &choice.text,
+                    logprobs,
+                    finish_reason,
+                });
             }
         }
-        Ok(respond(&json!({
-            "id": self.id,
-            "object": "text_completion",
-            "created": self.created,
-            "model": self.language.name(),
-            "choices": choices,
-            "usage": self.usage.json(),
-        })))
-    }
-
-    fn chunk(&self, choices: &Value) -> Value {
-        stream::chunk(
-            "text_completion",
-            (&self.id, self.created),
-            self.language.name(),
+        Ok(respond(&Reply {
+            id: &self.id,
+            object: "text_completion",
+            created: self.created,
+            model: self.language.name(),
             choices,
-            self.include_usage,
-        )
+            usage: self.usage.into(),
+        }))
     }
 
-    fn piece(&mut self, index: usize) -> Value {
-        let language = self.language.clone();
+    fn chunk<'a>(&'a self, choices: Vec<TextChoice<'a>>, usage: Option<Usage>) -> Piece {
+        Piece::new(&reply::Chunk {
+            id: &self.id,
+            object: "text_completion",
+            created: self.created,
+            model: self.language.name(),
+            choices,
+            usage: self.include_usage.then(|| usage.into()),
+        })
+    }
+
+    fn piece(&mut self, index: usize) -> Piece {
         let choice = &mut self.choices[index];
-        let text = choice.text[choice.sent..].to_owned();
-        let logprobs = self.logprobs.map(|_| choice.logprobs(&language));
-        choice.sent = choice.text.len();
-        let finish = choice.finish;
-        self.chunk(&json!([{"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}]))
+        let logprobs = self.logprobs.map(|_| choice.logprobs(&self.language));
+        let from = std::mem::replace(&mut choice.sent, choice.text.len());
+        let choice = &self.choices[index];
+        let text = &choice.text[from..];
+        self.chunk(vec![TextChoice { index, text, logprobs, finish_reason: choice.finish }], None)
+    }
+}
+
+/// The tokens of each prompt.
+fn prompts(value: Option<Value>, language: &Language) -> Checked<Vec<Vec<u32>>> {
+    let encode = |text: &str| {
+        let ids = language.tokenizer().encode(text, true);
+        ids.map_err(|error| ApiError::session(&error, "prompt"))
+    };
+    let list = match value {
+        Some(Value::String(text)) => return Ok(vec![encode(&text)?]),
+        Some(Value::Array(list)) => list,
+        _ => return Ok(Vec::new()),
+    };
+    match list.first() {
+        Some(Value::String(_)) => generation::strings(list).iter().map(|text| encode(text)).collect(),
+        Some(Value::Array(_)) => {
+            let lists = list.iter().map(|ids| generation::tokens(ids.as_array().map_or(&[], Vec::as_slice)));
+            Ok(lists.collect())
+        }
+        _ => Ok(vec![generation::tokens(&list)]),
     }
 }
 
@@ -267,35 +278,30 @@ impl Choice {
 
     /// OpenAI's four lists, of the tokens that were not told of yet. Offsets are characters of the choice's text, in which
     /// special tokens have none.
-    fn logprobs(&mut self, language: &Language) -> Value {
+    fn logprobs(&mut self, language: &Language) -> TextLogprobs {
         let tokenizer = language.tokenizer();
-        let (mut texts, mut offsets) = (Vec::new(), Vec::new());
-        let (mut values, mut alternatives) = (Vec::new(), Vec::new());
+        let mut told = TextLogprobs::default();
         let mut decoder = Detokenizer::new(tokenizer, true);
         let mut width = |id| decoder.push(id).ok().flatten().map_or(0, |text| text.chars().count());
         // What a token adds depends on the one before it.
         if let Some(last) = self.last {
             width(last);
         }
-        for (id, logprob, top) in &self.tokens {
-            offsets.push(self.offset);
-            self.offset += width(*id);
-            self.last = Some(*id);
-            texts.push(tokens::text(tokenizer, *id));
-            values.push(logprob.map(tokens::finite));
-            let top: Map<String, Value> =
-                top.iter().map(|(id, p)| (tokens::text(tokenizer, *id), tokens::finite(*p).into())).collect();
-            alternatives.push(if logprob.is_none() { Value::Null } else { Value::Object(top) });
+        for (id, logprob, top) in self.tokens.drain(..) {
+            told.text_offset.push(self.offset);
+            self.offset += width(id);
+            self.last = Some(id);
+            told.tokens.push(tokens::text(tokenizer, id));
+            told.token_logprobs.push(logprob.map(tokens::finite));
+            let top = top.iter().map(|(id, p)| (tokens::text(tokenizer, *id), tokens::finite(*p)));
+            told.top_logprobs.push(logprob.map(|_| Ordered(top.collect())));
         }
-        self.tokens.clear();
-        json!({
-            "tokens": texts, "token_logprobs": values, "top_logprobs": alternatives, "text_offset": offsets,
-        })
+        told
     }
 }
 
 impl Chunks for Completion {
-    fn begin(&mut self) -> Vec<Value> {
+    fn begin(&mut self) -> Vec<Piece> {
         let echoes: Vec<usize> =
             (0..self.choices.len()).filter(|&i| !self.choices[i].text.is_empty()).collect();
         if self.logprobs.is_some() {
@@ -305,18 +311,13 @@ impl Chunks for Completion {
         echoes.into_iter().map(|i| self.piece(i)).collect()
     }
 
-    fn update(&mut self, number: usize, update: Update) -> Checked<Vec<Value>> {
+    fn update(&mut self, number: usize, update: Update) -> Checked<Vec<Piece>> {
         let shown = matches!(update, Update::Text(_) | Update::Finished(_));
         self.take(number, update)?;
         Ok(if shown { vec![self.piece(number)] } else { Vec::new() })
     }
 
-    fn end(&mut self) -> Vec<Value> {
-        if !self.include_usage {
-            return Vec::new();
-        }
-        let mut chunk = self.chunk(&json!([]));
-        chunk["usage"] = self.usage.json();
-        vec![chunk]
+    fn end(&mut self) -> Vec<Piece> {
+        if self.include_usage { vec![self.chunk(Vec::new(), Some(self.usage))] } else { Vec::new() }
     }
 }

@@ -1,125 +1,124 @@
-use std::ops::RangeInclusive;
-
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::refusal::{ApiError, Checked};
+use crate::shape::{Problem, Shape, integer};
 
-/// The fields of a request that are still to be read; `null` counts as absent.
+/// The fields of a request of a known shape; `null` counts as absent.
 #[derive(Debug)]
 pub(crate) struct Fields(Map<String, Value>);
 
 impl Fields {
-    /// The fields of a body.
-    pub(crate) fn parse(bytes: &[u8]) -> Checked<Self> {
+    /// The fields of a body that has the shape.
+    pub(crate) fn parse(bytes: &[u8], shape: &Shape) -> Checked<Self> {
         let bad = |message: String| ApiError::new(axum::http::StatusCode::BAD_REQUEST, message);
         let value: Value = serde_json::from_slice(bytes)
             .map_err(|error| bad(format!("the request body is not valid JSON: {error}")))?;
-        let Value::Object(mut map) = value else {
+        if !value.is_object() {
             return Err(bad("the request body must be an object".into()));
-        };
-        map.retain(|_, value| !value.is_null());
-        Ok(Self(map))
+        }
+        shape.check(&value)?;
+        match value {
+            Value::Object(map) => Ok(Self(map)),
+            _ => Err(bad("the request body must be an object".into())),
+        }
     }
 
     /// A field of any kind.
     pub(crate) fn value(&mut self, key: &str) -> Option<Value> {
-        self.0.remove(key)
+        self.0.get_mut(key).map(Value::take).filter(|value| !value.is_null())
     }
 
-    /// A field of a type, which `expected` tells in words.
-    pub(crate) fn take<T: DeserializeOwned>(&mut self, key: &str, expected: &str) -> Checked<Option<T>> {
-        let Some(value) = self.0.remove(key) else { return Ok(None) };
+    /// A field of the type its shape promises.
+    pub(crate) fn take<T: DeserializeOwned>(&mut self, key: &str) -> Checked<Option<T>> {
+        let Some(value) = self.value(key) else { return Ok(None) };
         let parsed = serde_json::from_value(value);
-        parsed.map(Some).map_err(|_| ApiError::field(key, &format!("must be {expected}")))
+        parsed.map(Some).map_err(|error| ApiError::field(key, &format!("cannot be read: {error}")))
     }
 
-    pub(crate) fn flag(&mut self, key: &str) -> Checked<bool> {
-        Ok(self.take(key, "true or false")?.unwrap_or(false))
-    }
-
-    /// A number within a range.
-    pub(crate) fn number(&mut self, key: &str, range: RangeInclusive<f32>) -> Checked<Option<f32>> {
-        let expected = format!("a number from {} to {}", range.start(), range.end());
-        let value: Option<f32> = self.take(key, &expected)?;
-        match value.filter(|v| !range.contains(v)) {
-            Some(_) => Err(ApiError::field(key, &format!("must be {expected}"))),
-            None => Ok(value),
+    /// A text.
+    pub(crate) fn text(&mut self, key: &str) -> Option<String> {
+        match self.value(key) {
+            Some(Value::String(text)) => Some(text),
+            _ => None,
         }
     }
 
-    /// An integer within a range.
-    pub(crate) fn count(&mut self, key: &str, range: RangeInclusive<usize>) -> Checked<Option<usize>> {
-        let expected = if *range.end() == usize::MAX {
-            format!("an integer, {} or more", range.start())
-        } else {
-            format!("an integer from {} to {}", range.start(), range.end())
-        };
-        let value: Option<usize> = self.take(key, &expected)?;
-        match value.filter(|v| !range.contains(v)) {
-            Some(_) => Err(ApiError::field(key, &format!("must be {expected}"))),
-            None => Ok(value),
-        }
+    pub(crate) fn flag(&mut self, key: &str) -> Option<bool> {
+        self.value(key)?.as_bool()
     }
 
-    /// Fields that change nothing here, nor would it be noticed.
-    pub(crate) fn ignore(&mut self, keys: &[&str]) {
-        for key in keys {
-            self.0.remove(*key);
-        }
+    pub(crate) fn number(&mut self, key: &str) -> Option<f32> {
+        self.value(key)?.as_f64().map(|number| number as f32)
     }
 
-    /// Refuses a field that is not supported.
-    pub(crate) fn refuse(&mut self, key: &str, why: &str) -> Checked<()> {
-        if self.0.remove(key).is_some() { Err(ApiError::field(key, why)) } else { Ok(()) }
+    pub(crate) fn integer(&mut self, key: &str) -> Option<i64> {
+        integer(&self.value(key)?)?.try_into().ok()
     }
 
-    /// Errors when a field is left that nobody knows.
-    pub(crate) fn finish(self) -> Checked<()> {
-        match self.0.keys().next() {
-            Some(key) => Err(ApiError::field(key.as_str(), "is no field of this request; leave it out")),
-            None => Ok(()),
+    /// An integer that counts something.
+    pub(crate) fn count(&mut self, key: &str) -> Option<usize> {
+        integer(&self.value(key)?)?.try_into().ok()
+    }
+
+    /// A list.
+    pub(crate) fn list(&mut self, key: &str) -> Option<Vec<Value>> {
+        match self.value(key) {
+            Some(Value::Array(list)) => Some(list),
+            _ => None,
         }
+    }
+}
+
+impl From<Problem> for ApiError {
+    fn from(problem: Problem) -> Self {
+        let place = problem.place();
+        if place.is_empty() {
+            let message = format!("the request body {}", problem.text);
+            return Self::new(axum::http::StatusCode::BAD_REQUEST, message);
+        }
+        Self::field(place, &problem.text)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shape::{Field, MOST, closed};
 
-    fn fields(text: &str) -> Fields {
-        Fields::parse(text.as_bytes()).unwrap()
-    }
+    const SHAPE: Shape = closed(&[&[
+        Field::optional("t", Shape::Number(0.0, 2.0), ""),
+        Field::optional("n", Shape::Integer(1, 8), ""),
+        Field::optional("m", Shape::Integer(1, MOST), ""),
+        Field::optional("d", Shape::Flag, ""),
+        Field::optional("s", Shape::Text, ""),
+        Field::refused("old", "is not supported; use 's'"),
+    ]]);
 
     #[test]
     fn fields_are_read_once_and_named_when_wrong() {
-        let mut all = fields(r#"{"a": 1.5, "b": 3, "c": null, "d": true, "e": "x"}"#);
-        assert_eq!(all.number("a", 0.0..=2.0).unwrap(), Some(1.5));
-        assert_eq!(all.count("b", 1..=5).unwrap(), Some(3));
-        assert_eq!(all.count("c", 1..=5).unwrap(), None);
-        assert!(all.flag("d").unwrap() && !all.flag("d").unwrap());
-        let left = all.finish().unwrap_err();
-        assert_eq!(
-            (left.param.as_deref(), left.message.as_str()),
-            (Some("e"), "'e' is no field of this request; leave it out")
-        );
-        let wrong = |text, read: fn(&mut Fields) -> ApiError| read(&mut fields(text)).message;
-        assert_eq!(
-            wrong(r#"{"n": 0}"#, |f| f.count("n", 1..=8).unwrap_err()),
-            "'n' must be an integer from 1 to 8"
-        );
-        assert_eq!(
-            wrong(r#"{"n": 1.5}"#, |f| f.count("n", 1..=usize::MAX).unwrap_err()),
-            "'n' must be an integer, 1 or more"
-        );
-        assert_eq!(
-            wrong(r#"{"t": 3}"#, |f| f.number("t", 0.0..=2.0).unwrap_err()),
-            "'t' must be a number from 0 to 2"
-        );
-        assert_eq!(wrong(r#"{"t": "1"}"#, |f| f.flag("t").unwrap_err()), "'t' must be true or false");
-        assert!(Fields::parse(b"[1]").unwrap_err().message.contains("object"));
-        assert!(Fields::parse(b"{\"a\": NaN}").unwrap_err().message.contains("line 1 column 7"));
+        let all = r#"{"t": 1.5, "n": 3.0, "m": null, "d": true, "s": "x", "old": null}"#;
+        let mut all = Fields::parse(all.as_bytes(), &SHAPE).unwrap();
+        assert_eq!((all.number("t"), all.count("n"), all.count("m")), (Some(1.5), Some(3), None));
+        assert_eq!((all.flag("d"), all.flag("d"), all.text("s").as_deref()), (Some(true), None, Some("x")));
+        let wrong = |text: &str| {
+            let error = Fields::parse(text.as_bytes(), &SHAPE).unwrap_err();
+            (error.param, error.message)
+        };
+        for (text, param, message) in [
+            (r#"{"n": 0}"#, "n", "'n' must be an integer from 1 to 8"),
+            (r#"{"m": 1.5}"#, "m", "'m' must be an integer, 1 or more"),
+            (r#"{"m": 1e30}"#, "m", "'m' must be an integer, 1 or more"),
+            (r#"{"t": 3}"#, "t", "'t' must be a number from 0 to 2"),
+            (r#"{"d": "1"}"#, "d", "'d' must be true or false"),
+            (r#"{"old": 1}"#, "old", "'old' is not supported; use 's'"),
+            (r#"{"e": null}"#, "e", "'e' is no field of this request; leave it out"),
+        ] {
+            assert_eq!(wrong(text), (Some(param.to_owned()), message.to_owned()));
+        }
+        assert!(wrong("[1]").1.contains("object"));
+        assert!(wrong("{\"a\": NaN}").1.contains("line 1 column 7"));
         let deep = format!("{{\"a\": {}", "[".repeat(10_000));
-        assert!(Fields::parse(deep.as_bytes()).is_err());
+        assert!(Fields::parse(deep.as_bytes(), &SHAPE).is_err());
     }
 }

@@ -1,28 +1,10 @@
-use std::collections::BTreeMap;
-
 use anemone_session::{GenerateOptions, Generation, SamplingParams};
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value};
 
 use super::fields::Fields;
 use super::refusal::{ApiError, Checked};
 use crate::language::Language;
-
-/// Most continuations of a request, those of all its prompts together.
-pub(super) const MOST_CHOICES: usize = 128;
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Stop {
-    One(String),
-    Several(Vec<String>),
-}
-
-#[derive(Deserialize)]
-struct StreamOptions {
-    #[serde(default)]
-    include_usage: bool,
-}
+use crate::requests::generation::MOST_CHOICES;
 
 /// What both ways to generate have in common.
 #[derive(Debug)]
@@ -39,50 +21,48 @@ impl Common {
         let defaults = language.defaults();
         let mut sampling = defaults.sampling.clone();
         let set = |target: &mut f32, value: Option<f32>| *target = value.unwrap_or(*target);
-        set(&mut sampling.temperature, fields.number("temperature", 0.0..=2.0)?);
-        set(&mut sampling.top_p, fields.number("top_p", 0.0..=1.0)?);
-        set(&mut sampling.min_p, fields.number("min_p", 0.0..=1.0)?);
-        set(&mut sampling.repetition_penalty, fields.number("repetition_penalty", 0.001..=100.0)?);
-        set(&mut sampling.frequency_penalty, fields.number("frequency_penalty", -2.0..=2.0)?);
-        set(&mut sampling.presence_penalty, fields.number("presence_penalty", -2.0..=2.0)?);
-        sampling.top_k = fields.count("top_k", 0..=usize::MAX)?.unwrap_or(sampling.top_k);
-        let seed: Option<i64> = fields.take("seed", "an integer")?;
-        sampling.seed = seed.map(i64::cast_unsigned);
+        set(&mut sampling.temperature, fields.number("temperature"));
+        set(&mut sampling.top_p, fields.number("top_p"));
+        set(&mut sampling.min_p, fields.number("min_p"));
+        set(&mut sampling.repetition_penalty, fields.number("repetition_penalty"));
+        set(&mut sampling.frequency_penalty, fields.number("frequency_penalty"));
+        set(&mut sampling.presence_penalty, fields.number("presence_penalty"));
+        sampling.top_k = fields.count("top_k").unwrap_or(sampling.top_k);
+        sampling.seed = fields.integer("seed").map(i64::cast_unsigned);
         sampling.logit_bias = bias(fields, language)?;
-        let stop = match fields.take("stop", "a string or a list of strings")? {
-            None => Vec::new(),
-            Some(Stop::One(text)) => vec![text],
-            Some(Stop::Several(texts)) => texts,
+        let stop_strings = match fields.value("stop") {
+            Some(Value::String(text)) => vec![text],
+            Some(Value::Array(texts)) => strings(texts),
+            _ => Vec::new(),
         };
-        let max_new_tokens = match fields.count("max_tokens", 0..=usize::MAX)? {
-            Some(most) => Some(most),
-            None => defaults.max_new_tokens,
+        let own = stop_ids(fields, language)?;
+        let mut ignore_eos = fields.flag("ignore_eos").unwrap_or(false);
+        let stop_ids = match own.is_empty() {
+            true => defaults.stop_ids.clone(),
+            // The model's own ends are ignored, those that were asked for are not.
+            false if std::mem::take(&mut ignore_eos) => own,
+            false => [&defaults.stop_ids[..], &own].concat(),
         };
         let options = GenerateOptions {
             sampling,
-            max_new_tokens,
-            stop_strings: stop,
-            ignore_eos: fields.flag("ignore_eos")?,
-            min_new_tokens: fields.count("min_tokens", 0..=usize::MAX)?.unwrap_or(0),
+            max_new_tokens: fields.count("max_tokens").or(defaults.max_new_tokens),
+            stop_strings,
+            stop_ids,
+            ignore_eos,
+            min_new_tokens: fields.count("min_tokens").unwrap_or(0),
             ..defaults.clone()
         };
-        let n = fields.count("n", 1..=MOST_CHOICES.min(language.max_sequences()))?.unwrap_or(1);
-        let stream = fields.flag("stream")?;
-        let asked: Option<StreamOptions> =
-            fields.take("stream_options", "an object like {\"include_usage\": true}")?;
+        let (n, most) = (fields.count("n").unwrap_or(1), MOST_CHOICES.min(language.max_sequences()));
+        if n > most {
+            return Err(ApiError::field("n", &format!("must be an integer from 1 to {most} on this server")));
+        }
+        let stream = fields.flag("stream").unwrap_or(false);
+        let asked = fields.value("stream_options");
         if asked.is_some() && !stream {
             return Err(ApiError::field("stream_options", "is only allowed when 'stream' is true"));
         }
-        fields.ignore(&[
-            "user",
-            "metadata",
-            "store",
-            "service_tier",
-            "safety_identifier",
-            "prompt_cache_key",
-            "prompt_cache_retention",
-        ]);
-        Ok(Self { options, n, stream, include_usage: asked.is_some_and(|a| a.include_usage) })
+        let include_usage = asked.and_then(|asked| asked.get("include_usage")?.as_bool()).unwrap_or(false);
+        Ok(Self { options, n, stream, include_usage })
     }
 
     /// The options of each continuation: the same, with a seed of its own.
@@ -96,20 +76,50 @@ impl Common {
     }
 }
 
+/// The texts of a list of them.
+pub(crate) fn strings(list: Vec<Value>) -> Vec<String> {
+    let text = |value| match value {
+        Value::String(text) => Some(text),
+        _ => None,
+    };
+    list.into_iter().filter_map(text).collect()
+}
+
 fn bias(fields: &mut Fields, language: &Language) -> Checked<Vec<(u32, f32)>> {
-    let expected = "an object of token ids with numbers from -100 to 100";
-    let given: BTreeMap<String, f32> = fields.take("logit_bias", expected)?.unwrap_or_default();
+    let given: Map<String, Value> = fields.take("logit_bias")?.unwrap_or_default();
     let vocab = language.tokenizer().vocab_size();
     let mut bias = Vec::with_capacity(given.len());
     for (id, value) in given {
-        let wrong = |problem: &str| ApiError::field(format!("logit_bias.{id}"), problem);
-        if !(-100.0..=100.0).contains(&value) {
-            return Err(wrong("must be a number from -100 to 100"));
-        }
         let known = id.parse::<u32>().ok().filter(|id| (*id as usize) < vocab);
-        bias.push((known.ok_or_else(|| wrong(&format!("is no token; ids are 0 to {}", vocab - 1)))?, value));
+        let known = known.ok_or_else(|| {
+            ApiError::field(format!("logit_bias.{id}"), &format!("is no token; ids are 0 to {}", vocab - 1))
+        })?;
+        bias.push((known, value.as_f64().unwrap_or_default() as f32));
     }
     Ok(bias)
+}
+
+fn stop_ids(fields: &mut Fields, language: &Language) -> Checked<Vec<u32>> {
+    let ids = tokens(&fields.list("stop_token_ids").unwrap_or_default());
+    in_vocabulary(&ids, language, "stop_token_ids")?;
+    Ok(ids)
+}
+
+/// The ids of a list of them.
+pub(crate) fn tokens(list: &[Value]) -> Vec<u32> {
+    list.iter().filter_map(|id| crate::shape::integer(id)?.try_into().ok()).collect()
+}
+
+/// Errors when one of the ids is no token of the model.
+pub(crate) fn in_vocabulary(ids: &[u32], language: &Language, of: &str) -> Checked<()> {
+    let vocab = language.tokenizer().vocab_size();
+    match ids.iter().position(|id| *id as usize >= vocab) {
+        Some(at) => {
+            let problem = format!("is {}, which is no token; ids are 0 to {}", ids[at], vocab - 1);
+            Err(ApiError::field(format!("{of}[{at}]"), &problem))
+        }
+        None => Ok(()),
+    }
 }
 
 /// What a request's prompt and continuations came to.
@@ -130,15 +140,5 @@ impl Usage {
         }
         self.completion += generation.usage.completion_tokens;
         self.reasoning += reasoning;
-    }
-
-    pub(crate) fn json(self) -> Value {
-        json!({
-            "prompt_tokens": self.prompt,
-            "completion_tokens": self.completion,
-            "total_tokens": self.prompt + self.completion,
-            "prompt_tokens_details": {"cached_tokens": self.cached},
-            "completion_tokens_details": {"reasoning_tokens": self.reasoning},
-        })
     }
 }

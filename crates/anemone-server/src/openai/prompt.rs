@@ -19,74 +19,27 @@ pub(crate) struct Prompt {
 }
 
 /// The messages of a request, those of developers as those of the system.
-pub(crate) fn messages(value: Option<Value>) -> Checked<Vec<Message>> {
-    let expected = || ApiError::field("messages", "must be a list of messages, not empty");
-    let Some(Value::Array(list)) = value else { return Err(expected()) };
-    if list.is_empty() {
-        return Err(expected());
-    }
+pub(crate) fn messages(list: Vec<Value>) -> Checked<Vec<Message>> {
     list.into_iter().enumerate().map(|(i, value)| message(i, value)).collect()
 }
 
-/// What is wrong with a message, without the names our types have.
-fn plain(error: &serde_json::Error) -> String {
-    error
-        .to_string()
-        .replace("struct Message", "an object with role and content")
-        .replace("a sequence", "a list")
-}
-
 fn message(index: usize, value: Value) -> Checked<Message> {
-    let at = format!("messages[{index}]");
-    let mut message: Message = serde_json::from_value(value)
-        .map_err(|error| ApiError::field(at.as_str(), &format!("is no message: {}", plain(&error))))?;
-    match message.role.as_str() {
-        "developer" => "system".clone_into(&mut message.role),
-        "system" | "user" | "assistant" | "tool" => {}
-        other => {
-            let problem = format!("is '{other}'; use system, developer, user, assistant or tool");
-            return Err(ApiError::field(format!("{at}.role"), &problem));
-        }
+    let mut message: Message = serde_json::from_value(value).map_err(|error| {
+        ApiError::field(format!("messages[{index}]"), &format!("cannot be read: {error}"))
+    })?;
+    if message.role == "developer" {
+        "system".clone_into(&mut message.role);
     }
-    let expected =
-        |place: String| ApiError::field(place, "must be a string, or a list of parts of type 'text'");
-    match &message.content {
-        None if message.role == "assistant" => {}
-        None | Some(Value::Null) if message.role != "assistant" => {
-            return Err(expected(format!("{at}.content")));
-        }
-        None | Some(Value::Null | Value::String(_)) => {}
-        Some(Value::Array(parts)) => {
-            for (part, value) in parts.iter().enumerate() {
-                let place = format!("{at}.content[{part}]");
-                match value.get("type").and_then(Value::as_str) {
-                    Some("text" | "refusal")
-                        if value.get("text").or(value.get("refusal")).is_some_and(Value::is_string) => {}
-                    Some("text") | None => return Err(expected(place)),
-                    Some(other) => {
-                        return Err(ApiError::field(
-                            place,
-                            &format!("is of type '{other}', which this model cannot read; give text"),
-                        ));
-                    }
-                }
-            }
-            // Templates may know parts of text in their own way; joined, every template reads them.
-            message.content = Some(Value::String(message.text()));
-        }
-        Some(_) => return Err(expected(format!("{at}.content"))),
+    if matches!(message.content, Some(Value::Array(_))) {
+        // Templates may know parts of text in their own way; joined, every template reads them.
+        message.content = Some(Value::String(message.text()));
     }
     Ok(message)
 }
 
 /// The functions offered.
 pub(crate) fn tools(fields: &mut Fields) -> Checked<(Vec<Value>, Tools)> {
-    let list: Vec<Value> = fields.take("tools", "a list of functions")?.unwrap_or_default();
-    for (i, tool) in list.iter().enumerate() {
-        if tool.get("type").and_then(Value::as_str).is_some_and(|kind| kind != "function") {
-            return Err(ApiError::field(format!("tools[{i}].type"), "must be 'function'"));
-        }
-    }
+    let list = fields.list("tools").unwrap_or_default();
     let tools = Tools::from_json(&list).map_err(|error| ApiError::session(&error, "tools"))?;
     Ok((list, tools))
 }

@@ -1,7 +1,8 @@
 use axum::http::header::{CONTENT_TYPE, RETRY_AFTER};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
 
 use crate::language::Rejected;
 use crate::refusal::Refusal;
@@ -13,6 +14,27 @@ pub(crate) struct ApiError {
     pub(crate) message: String,
     pub(crate) param: Option<String>,
     pub(crate) code: Option<&'static str>,
+}
+
+/// Why a request is not answered.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Error", deny_unknown_fields)]
+pub(crate) struct ErrorReply<'a> {
+    error: ErrorBody<'a>,
+}
+
+/// What is wrong.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
+struct ErrorBody<'a> {
+    message: &'a str,
+    #[serde(rename = "type")]
+    #[schemars(extend("enum" = ["invalid_request_error", "server_error"]))]
+    kind: &'static str,
+    /// The field of the request it is about, as `messages[0].content`.
+    param: Option<&'a str>,
+    #[schemars(extend("enum" = ["context_length_exceeded", "invalid_api_key", "model_not_found", null]))]
+    code: Option<&'static str>,
 }
 
 /// Result of a route.
@@ -115,16 +137,17 @@ impl ApiError {
     }
 
     /// The object clients read.
-    pub(crate) fn body(&self) -> Value {
+    pub(crate) fn body(&self) -> ErrorReply<'_> {
         let kind = if self.status.is_server_error() { "server_error" } else { "invalid_request_error" };
-        json!({"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}})
+        let param = self.param.as_deref();
+        ErrorReply { error: ErrorBody { message: &self.message, kind, param, code: self.code } }
     }
 }
 
 impl From<Refusal> for ApiError {
     fn from(refusal: Refusal) -> Self {
         let code = (refusal.status == StatusCode::UNAUTHORIZED).then_some("invalid_api_key");
-        Self { code, ..Self::new(refusal.status, refusal.detail) }
+        Self { code, param: refusal.param, ..Self::new(refusal.status, refusal.detail) }
     }
 }
 
@@ -140,6 +163,11 @@ impl IntoResponse for ApiError {
 }
 
 /// A body of compact JSON.
-pub(crate) fn respond(value: &Value) -> Response {
-    ([(CONTENT_TYPE, HeaderValue::from_static("application/json"))], value.to_string()).into_response()
+pub(crate) fn respond(value: &impl Serialize) -> Response {
+    ([(CONTENT_TYPE, HeaderValue::from_static("application/json"))], text(value)).into_response()
+}
+
+/// Compact JSON. Our answers have keys of text only, so nothing of them cannot be written.
+pub(crate) fn text(value: &impl Serialize) -> String {
+    serde_json::to_string(value).unwrap_or_default()
 }

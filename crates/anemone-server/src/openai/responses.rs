@@ -1,20 +1,21 @@
 //! `/v1/responses`: OpenAI's newer shape of a conversation. Nothing is kept between requests.
 
 mod items;
+pub(crate) mod reply;
 mod request;
 
 use anemone_session::Delta;
 use axum::extract::Request;
 use axum::response::Response;
-use serde_json::{Map, Value, json};
 
 use super::choice::{Choice, End, Taken};
 use super::generation::Usage;
 use super::refusal::{ApiError, Checked, respond};
-use super::stream::{self, Chunks};
+use super::stream::{self, Chunks, Piece};
 use crate::app::App;
 use crate::language::{Language, Update, Updates};
-use items::Item;
+use items::{Events, Item};
+use reply::{Echoed, Event, Incomplete, Reply, Status};
 
 pub(crate) async fn create(app: &App, request: Request) -> Checked<Response> {
     let (permit, bytes) = app.admit_bytes(request).await?;
@@ -35,117 +36,95 @@ struct Answer {
     id: String,
     created: u64,
     /// What the request said, as the response repeats it.
-    echoed: Map<String, Value>,
+    echoed: Echoed,
     choice: Choice,
     usage: Usage,
     /// The output, the last item perhaps unfinished.
     items: Vec<Item>,
-    /// Events sent.
-    sent: u64,
+    events: Events,
 }
 
 impl Answer {
-    fn status(&self) -> &'static str {
+    fn status(&self) -> Status {
         match self.choice.end {
-            None => "in_progress",
-            Some(End::Length) => "incomplete",
-            Some(_) => "completed",
+            None => Status::InProgress,
+            Some(End::Length) => Status::Incomplete,
+            Some(_) => Status::Completed,
         }
     }
 
-    fn json(&self) -> Value {
-        let cut = matches!(self.choice.end, Some(End::Length));
-        let mut response = json!({
-            "id": self.id,
-            "object": "response",
-            "created_at": self.created,
-            "status": self.status(),
-            "error": null,
-            "incomplete_details": cut.then(|| json!({"reason": "max_output_tokens"})),
-            "model": self.language.name(),
-            "output": self.items.iter().map(Item::json).collect::<Vec<_>>(),
-            "previous_response_id": null,
-            "store": false,
-            "truncation": "disabled",
-            "usage": self.choice.end.is_some().then(|| self.usage()),
-        });
-        for (key, value) in &self.echoed {
-            response[key] = value.clone();
+    fn reply(&self) -> Reply<'_> {
+        let cut = self.status() == Status::Incomplete;
+        Reply {
+            id: &self.id,
+            object: "response",
+            created_at: self.created,
+            status: self.status(),
+            error: None,
+            incomplete_details: cut.then_some(Incomplete { reason: "max_output_tokens" }),
+            model: self.language.name(),
+            output: self.items.iter().map(Item::reply).collect(),
+            previous_response_id: None,
+            store: false,
+            truncation: "disabled",
+            usage: self.choice.end.is_some().then(|| self.usage.into()),
+            echoed: &self.echoed,
         }
-        response
     }
 
-    fn usage(&self) -> Value {
-        json!({
-            "input_tokens": self.usage.prompt,
-            "input_tokens_details": {"cached_tokens": self.usage.cached},
-            "output_tokens": self.usage.completion,
-            "output_tokens_details": {"reasoning_tokens": self.usage.reasoning},
-            "total_tokens": self.usage.prompt + self.usage.completion,
-        })
-    }
-
-    /// Takes a step; gives the events that tell of it.
-    fn take(&mut self, update: Update) -> Checked<Vec<Value>> {
+    /// Takes a step; the events that tell of it are kept.
+    fn take(&mut self, update: Update) -> Checked<()> {
         let (deltas, ended) = match self.choice.take(update, "call_")? {
-            Taken::Nothing | Taken::Token { .. } => return Ok(Vec::new()),
+            Taken::Nothing | Taken::Token { .. } => return Ok(()),
             Taken::Deltas(deltas) => (deltas, false),
             Taken::Ended(deltas, generation) => {
                 self.usage.add(&generation, true, self.choice.reasoning_tokens);
                 (deltas, true)
             }
         };
-        let mut events = Vec::new();
         for delta in deltas {
             match delta {
-                Delta::Reasoning(text) => self.more(Item::is_reasoning, Item::reasoning, &text, &mut events),
-                Delta::Content(text) => self.more(Item::is_message, Item::message, &text, &mut events),
+                Delta::Reasoning(text) => self.more(Item::is_reasoning, Item::reasoning, &text),
+                Delta::Content(text) => self.more(Item::is_message, Item::message, &text),
                 Delta::CallStart { index, name } => {
-                    self.finish(&mut events);
-                    let call = Item::call(self.choice.call_ids[index].clone(), name);
-                    self.open(call, &mut events);
+                    self.finish(false);
+                    self.open(Item::call(self.choice.call_ids[index].clone(), name));
                 }
                 Delta::CallArguments { fragment, .. } => {
-                    self.more(Item::is_call, || unreachable!("a call has begun"), &fragment, &mut events);
+                    self.more(Item::is_call, || unreachable!("a call has begun"), &fragment);
                 }
-                Delta::CallEnd { .. } => self.finish(&mut events),
+                Delta::CallEnd { .. } => self.finish(false),
                 _ => {}
             }
         }
         if ended {
-            self.finish(&mut events);
+            self.finish(self.status() == Status::Incomplete);
         }
-        Ok(events)
+        Ok(())
     }
 
     /// Adds text to the last item, or to a new one when that is of another kind or complete.
-    fn more(
-        &mut self,
-        is: fn(&Item) -> bool,
-        new: impl FnOnce() -> Item,
-        text: &str,
-        events: &mut Vec<Value>,
-    ) {
+    fn more(&mut self, is: fn(&Item) -> bool, new: impl FnOnce() -> Item, text: &str) {
         if !self.items.last().is_some_and(|item| is(item) && !item.is_done()) {
-            self.finish(events);
-            self.open(new(), events);
+            self.finish(false);
+            self.open(new());
         }
         let index = self.items.len() - 1;
         if let Some(item) = self.items.last_mut() {
-            events.push(item.add(index, text));
+            item.add(index, text, &mut self.events);
         }
     }
 
-    fn open(&mut self, item: Item, events: &mut Vec<Value>) {
-        events.extend(item.opened(self.items.len()));
+    fn open(&mut self, item: Item) {
+        item.open(self.items.len(), &mut self.events);
         self.items.push(item);
     }
 
-    /// Completes the last item, if it is not yet.
-    fn finish(&mut self, events: &mut Vec<Value>) {
+    /// Ends the last item, if it has not ended yet.
+    fn finish(&mut self, cut: bool) {
         let Some(index) = self.items.len().checked_sub(1) else { return };
         if let Some(item) = self.items.last_mut().filter(|item| !item.is_done()) {
-            events.extend(item.finish(index));
+            item.finish(index, cut, &mut self.events);
         }
     }
 
@@ -153,42 +132,43 @@ impl Answer {
         while self.choice.end.is_none() {
             let (_, update) = updates.recv().await.ok_or_else(ApiError::failed)?;
             self.take(update)?;
+            self.events.take();
         }
-        Ok(respond(&self.json()))
+        Ok(respond(&self.reply()))
     }
 
-    fn number(&mut self, mut events: Vec<Value>) -> Vec<Value> {
-        for event in &mut events {
-            event["sequence_number"] = self.sent.into();
-            self.sent += 1;
-        }
-        events
+    /// Keeps an event about the whole.
+    fn tell(&mut self, event: fn(Reply<'_>) -> Event<'_>) {
+        let mut events = std::mem::take(&mut self.events);
+        events.push(event(self.reply()));
+        self.events = events;
     }
 }
 
 impl Chunks for Answer {
-    const NAMED: bool = true;
+    const DONE: bool = false;
 
-    fn begin(&mut self) -> Vec<Value> {
-        let response = self.json();
-        let events = ["response.created", "response.in_progress"];
-        self.number(events.map(|kind| json!({"type": kind, "response": response})).into())
+    fn begin(&mut self) -> Vec<Piece> {
+        self.tell(|response| Event::Created { response });
+        self.tell(|response| Event::InProgress { response });
+        self.events.take()
     }
 
-    fn update(&mut self, _: usize, update: Update) -> Checked<Vec<Value>> {
-        let events = self.take(update)?;
-        Ok(self.number(events))
+    fn update(&mut self, _: usize, update: Update) -> Checked<Vec<Piece>> {
+        self.take(update)?;
+        Ok(self.events.take())
     }
 
-    fn failed(&self, error: &ApiError) -> Value {
-        json!({
-            "type": "error", "code": error.code, "message": error.message, "param": error.param, "sequence_number": self.sent,
-        })
+    fn failed(&self, error: &ApiError) -> Piece {
+        let (message, param) = (error.message.as_str(), error.param.as_deref());
+        self.events.piece(Event::Error { code: error.code, message, param })
     }
 
-    fn end(&mut self) -> Vec<Value> {
-        let kind = if self.status() == "incomplete" { "response.incomplete" } else { "response.completed" };
-        let event = json!({"type": kind, "response": self.json()});
-        self.number(vec![event])
+    fn end(&mut self) -> Vec<Piece> {
+        match self.status() {
+            Status::Incomplete => self.tell(|response| Event::Incomplete { response }),
+            _ => self.tell(|response| Event::Completed { response }),
+        }
+        self.events.take()
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
-use serde_json::{Value, json};
+use serde::Serialize;
 
 use super::refusal::{ApiError, Checked};
 use crate::language::{Update, Updates};
@@ -13,24 +13,43 @@ use crate::language::{Update, Updates};
 /// Time without a word after which the client is told that the request is still worked on.
 const QUIET: Duration = Duration::from_secs(10);
 
-/// Makes the chunks of a streamed answer.
+/// A piece of a streamed answer, ready to be sent.
+#[derive(Debug)]
+pub(crate) struct Piece(Event);
+
+impl Piece {
+    /// A piece without a name.
+    pub(crate) fn new(data: &impl Serialize) -> Self {
+        Self(Event::default().data(super::refusal::text(data)))
+    }
+
+    /// A piece that is named by its `type`, its first key.
+    pub(crate) fn typed(data: &impl Serialize) -> Self {
+        let text = super::refusal::text(data);
+        let name = text.strip_prefix("{\"type\":\"").and_then(|rest| rest.split('"').next());
+        let event = Event::default().event(name.unwrap_or("message"));
+        Self(event.data(text))
+    }
+}
+
+/// Makes the pieces of a streamed answer.
 pub(crate) trait Chunks: Send + 'static {
-    /// Whether events are named by the `type` of their data, and none says that it was the last.
-    const NAMED: bool = false;
+    /// Whether the stream's end is told by a last word instead of an event.
+    const DONE: bool = true;
 
     /// What to send at the beginning.
-    fn begin(&mut self) -> Vec<Value>;
+    fn begin(&mut self) -> Vec<Piece>;
 
     /// What to send for a step of a continuation; an error is sent and ends the stream.
-    fn update(&mut self, number: usize, update: Update) -> Checked<Vec<Value>>;
+    fn update(&mut self, number: usize, update: Update) -> Checked<Vec<Piece>>;
 
     /// An error as the stream tells it.
-    fn failed(&self, error: &ApiError) -> Value {
-        error.body()
+    fn failed(&self, error: &ApiError) -> Piece {
+        Piece::new(&error.body())
     }
 
     /// What to send when all continuations have ended.
-    fn end(&mut self) -> Vec<Value>;
+    fn end(&mut self) -> Vec<Piece>;
 }
 
 struct State<C> {
@@ -42,18 +61,12 @@ struct State<C> {
 }
 
 impl<C: Chunks> State<C> {
-    fn queue(&mut self, chunks: Vec<Value>) {
-        self.ready.extend(chunks.into_iter().map(|chunk| {
-            let event = Event::default().data(chunk.to_string());
-            match chunk.get("type").and_then(Value::as_str).filter(|_| C::NAMED) {
-                Some(name) => event.event(name),
-                None => event,
-            }
-        }));
+    fn queue(&mut self, pieces: Vec<Piece>) {
+        self.ready.extend(pieces.into_iter().map(|piece| piece.0));
     }
 
     fn finish(&mut self) {
-        if !C::NAMED {
+        if C::DONE {
             self.ready.push_back(Event::default().data("[DONE]"));
         }
         self.done = true;
@@ -84,22 +97,6 @@ impl<C: Chunks> State<C> {
             self.finish();
         }
     }
-}
-
-/// A chunk of OpenAI's streams; where usage is asked for, it has a place in each and is told with the last.
-pub(crate) fn chunk(
-    object: &str,
-    (id, created): (&str, u64),
-    model: &str,
-    choices: &Value,
-    include_usage: bool,
-) -> Value {
-    let mut chunk =
-        json!({"id": id, "object": object, "created": created, "model": model, "choices": choices});
-    if include_usage {
-        chunk["usage"] = Value::Null;
-    }
-    chunk
 }
 
 /// Streams an answer as server-sent events; when the client goes, the model stops.

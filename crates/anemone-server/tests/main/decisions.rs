@@ -83,6 +83,8 @@ fn inputs() -> Vec<Case> {
         ),
         (ask(&format!("\"{}\"", "a".repeat(50_001)), good).into(), 413, "state too large"),
         (ask("7", good).into(), 400, "'input' must be"),
+        (ask("7,\"temperature\":1", good).into(), 400, "'temperature' is no field of this request"),
+        (ask("\"x\",\"prompt_cache_key\":1", good).into(), 400, "'prompt_cache_key' must be a string"),
         (ask("[7]", good).into(), 400, "'input[0].type' must be a string"),
         (ask(r#"[{"role":"user"}]"#, good).into(), 400, "'input[0].content' must be"),
         (ask(r#"[{"role":"user","content":[7]}]"#, good).into(), 400, "'input[0].content[0].type'"),
@@ -175,6 +177,12 @@ fn wrong_requests_are_refused() {
                 answer.text
             );
             assert_eq!(error.get("type"), Some(&Value::text("invalid_request_error")));
+            // Whatever is wrong with a field, its name is told, and it stands in the message.
+            let about = error.get("param").unwrap().as_str();
+            let whole = ["JSON", "request body", "unpaired surrogate"]
+                .iter()
+                .any(|words| answer.text.contains(words));
+            assert_eq!(about.is_none(), whole, "{i}: {}", answer.text);
         }
         for method in ["GET", "PUT", "DELETE", "PATCH", "OPTIONS"] {
             let answer = send(&app, method, PATH, &[], Body::empty()).await;

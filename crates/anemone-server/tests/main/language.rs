@@ -295,18 +295,18 @@ fn tokens_go_both_ways() {
 }
 
 /// Route, request, and what it is refused with: status, field, words of the message.
-const WRONG: [(&str, &str, u16, Option<&str>, &str); 33] = [
+const WRONG: [(&str, &str, u16, Option<&str>, &str); 45] = [
     (CHAT, r"[]", 400, None, "object"),
     (CHAT, r#"{"messages": "#, 400, None, "JSON"),
     (CHAT, r#"{"messages": []}"#, 400, Some("messages"), "not empty"),
     (CHAT, r#"{"messages": [{"role": "cook", "content": "x"}]}"#, 400, Some("messages[0].role"), "cook"),
-    (CHAT, r#"{"messages": [{"content": "x"}]}"#, 400, Some("messages[0]"), "role"),
+    (CHAT, r#"{"messages": [{"content": "x"}]}"#, 400, Some("messages[0].role"), "must be given"),
     (CHAT, r#"{"messages": [{"role": "user"}]}"#, 400, Some("messages[0].content"), "string"),
     (
         CHAT,
         r#"{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}"#,
         400,
-        Some("messages[0].content[0]"),
+        Some("messages[0].content[0].type"),
         "image_url",
     ),
     (
@@ -316,7 +316,7 @@ const WRONG: [(&str, &str, u16, Option<&str>, &str); 33] = [
         Some("temperature"),
         "0 to 2",
     ),
-    (CHAT, r#"{"messages": [{"role": "user", "content": "x"}], "n": 0}"#, 400, Some("n"), "1 to"),
+    (CHAT, r#"{"messages": [{"role": "user", "content": "x"}], "n": 0}"#, 400, Some("n"), "1 to 128"),
     (CHAT, r#"{"messages": [{"role": "user", "content": "x"}], "n": 5}"#, 400, Some("n"), "1 to 4"),
     (
         CHAT,
@@ -329,7 +329,7 @@ const WRONG: [(&str, &str, u16, Option<&str>, &str); 33] = [
         CHAT,
         r#"{"messages": [{"role": "user", "content": "x"}], "stop": ["", "b"]}"#,
         400,
-        Some("stop"),
+        Some("stop[0]"),
         "empty",
     ),
     (
@@ -378,8 +378,8 @@ const WRONG: [(&str, &str, u16, Option<&str>, &str); 33] = [
         CHAT,
         r#"{"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function", "function": {"name": "a b"}}]}"#,
         400,
-        Some("tools"),
-        "tools[0].name",
+        Some("tools[0].function.name"),
+        "letters, digits",
     ),
     (
         CHAT,
@@ -397,7 +397,7 @@ const WRONG: [(&str, &str, u16, Option<&str>, &str); 33] = [
         Some("response_format"),
         "no text can be written",
     ),
-    (CHAT, r#"{"messages": ["x"]}"#, 400, Some("messages[0]"), "expected an object with role and content"),
+    (CHAT, r#"{"messages": ["x"]}"#, 400, Some("messages[0]"), "must be an object with 'role'"),
     (
         COMPLETE,
         r#"{"prompt": ["a", "a", "a", "a", "a", "a", "a", "a", "a", "a", "a", "a", "a", "a", "a", "a", "a", "a"], "best_of": 4}"#,
@@ -412,6 +412,72 @@ const WRONG: [(&str, &str, u16, Option<&str>, &str); 33] = [
     (COMPLETE, r#"{"prompt": [99999]}"#, 400, Some("prompt"), "99999"),
     (COMPLETE, r#"{"prompt": "x", "best_of": 1, "n": 2}"#, 400, Some("best_of"), "'n' (2)"),
     (COMPLETE, r#"{"prompt": "x", "best_of": 5}"#, 400, Some("best_of"), "1 to 4"),
+    (
+        COMPLETE,
+        r#"{"prompt": "x", "stop_token_ids": [1, 5000]}"#,
+        400,
+        Some("stop_token_ids[1]"),
+        "0 to 2047",
+    ),
+    (COMPLETE, r#"{"prompt": "x", "max_tokens": "5"}"#, 400, Some("max_tokens"), "0 or more"),
+    (
+        CHAT,
+        r#"{"messages": [{"role": "user", "content": "x"}], "max_completion_tokens": -1}"#,
+        400,
+        Some("max_completion_tokens"),
+        "0 or more",
+    ),
+    (
+        CHAT,
+        r#"{"messages": [{"role": "user", "content": "x"}], "reasoning_effort": 3}"#,
+        400,
+        Some("reasoning_effort"),
+        "'xhigh' or 'max'",
+    ),
+    (CHAT, r#"{"messages": [{"role": "user", "content": "x"}], "user": 3}"#, 400, Some("user"), "a string"),
+    (
+        CHAT,
+        r#"{"messages": [{"role": "user", "content": "x"}], "metadata": {"a": 1}}"#,
+        400,
+        Some("metadata.a"),
+        "a string",
+    ),
+    (
+        CHAT,
+        r#"{"messages": [{"role": "user", "content": "x"}], "prediction": "x"}"#,
+        400,
+        Some("prediction"),
+        "an object",
+    ),
+    (
+        CHAT,
+        r#"{"messages": [{"role": "user", "content": "x"}], "verbosity": "loud"}"#,
+        400,
+        Some("verbosity"),
+        "'low', 'medium'",
+    ),
+    (
+        CHAT,
+        r#"{"messages": [{"role": "user", "content": "x"}], "service_tier": "first"}"#,
+        400,
+        Some("service_tier"),
+        "'auto'",
+    ),
+    (
+        CHAT,
+        r#"{"messages": [{"role": "user", "content": "x"}], "store": 1}"#,
+        400,
+        Some("store"),
+        "true or false",
+    ),
+    ("/v1/responses", r#"{"input": "x", "background": true}"#, 400, Some("background"), "false"),
+    (
+        "/v1/responses",
+        r#"{"input": [{"type": "item_reference", "id": "x"}]}"#,
+        400,
+        Some("input[0].type"),
+        "item_reference",
+    ),
     (COMPLETE, MANY, 400, Some("prompt"), "1 to 42 prompts where each has 3 continuations"),
     ("/tokenize", r"{}", 400, Some("prompt"), "messages"),
     ("/detokenize", r#"{"tokens": [1, 5000]}"#, 400, Some("tokens[1]"), "2047"),
@@ -462,6 +528,47 @@ fn a_form_that_proves_too_large_on_the_way_is_the_requests_fault() {
         let streamed = post(&app, CHAT, user("hi", json!({"response_format": format, "stream": true}))).await;
         let last = streamed.text.trim_end().rsplit("data: ").next().unwrap();
         assert_eq!(serde_json::from_str::<Value>(last).unwrap()["error"], error);
+    });
+}
+
+#[test]
+fn language_models_do_not_decide() {
+    runtime().block_on(async {
+        let app = app(BatchOptions::default());
+        let ask = |model: &str| {
+            json!({"model": model, "state": "x", "questions": {"q": {"type": "noul", "instructions": "x"}}}).to_string()
+        };
+        let refused = post(&app, "/v1/systemone", ask("stories")).await;
+        assert_eq!(refused.status.as_u16(), 422, "{}", refused.text);
+        assert!(refused.detail().contains("is a language model, which cannot decide; use demo,"), "{}", refused.text);
+        assert_eq!(post(&app, "/v1/systemone", ask("jev-1")).await.status.as_u16(), 200);
+        let request = json!({"model": "stories", "input": "x", "questions": [{"type": "predicate", "instructions": "x"}]});
+        let refused = post(&app, "/v1/decisions", request.to_string()).await;
+        let error = &body(&refused)["error"];
+        assert_eq!((refused.status.as_u16(), &error["param"]), (400, &json!("model")), "{error}");
+    });
+}
+
+#[test]
+fn tokens_end_an_answer() {
+    runtime().block_on(async {
+        let app = app(BatchOptions::default());
+        let ids = tokenizer().encode("once upon a time", true).unwrap();
+        let whole = expected(&ids, &GenerateOptions { max_new_tokens: Some(12), ..defaults() });
+        // The first token that is none of those before it.
+        let at = (3..12).find(|&i| !whole.token_ids[..i].contains(&whole.token_ids[i])).unwrap();
+        let stop = whole.token_ids[at];
+        for ignore in [false, true] {
+            let request = json!({"prompt": "once upon a time", "max_tokens": 12, "temperature": 0,
+                "stop_token_ids": [stop], "ignore_eos": ignore});
+            let answer = body(&post(&app, COMPLETE, request.to_string()).await);
+            let options = GenerateOptions { stop_ids: vec![stop], max_new_tokens: Some(12), ..defaults() };
+            let expected = expected(&ids, &options);
+            assert_eq!(answer["choices"][0]["text"], expected.text);
+            assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+            assert_eq!(answer["usage"]["completion_tokens"], expected.token_ids.len());
+            assert!(expected.token_ids.len() <= at + 1);
+        }
     });
 }
 

@@ -8,6 +8,7 @@ mod forms;
 mod hostile;
 mod language;
 mod mutations;
+mod openapi;
 mod operation;
 mod order;
 mod page;

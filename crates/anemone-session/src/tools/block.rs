@@ -70,6 +70,11 @@ impl Block {
         self.begun.map(|start| &self.text[start..])
     }
 
+    /// The call that has begun and not ended, where all before it was well formed.
+    pub(super) fn unfinished(&self) -> Option<&str> {
+        self.begun().filter(|_| !self.waits && !self.ended)
+    }
+
     /// Takes text and gives the calls it completes; and where prose begins behind a closed list.
     pub(super) fn push(&mut self, text: &str, tools: &Tools, items: &mut Vec<Item>) -> Option<usize> {
         self.text.push_str(text);

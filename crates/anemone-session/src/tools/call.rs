@@ -28,24 +28,77 @@ pub(super) fn read_whole(text: &str, tools: &Tools) -> Option<Call> {
     read.filter(|&(_, len)| len == text.len()).map(|(call, _)| call)
 }
 
+/// A call of a known tool of which the end is missing: its arguments are the beginning of a JSON object, of those that are complete.
+pub(super) fn begun(text: &str, tools: &Tools) -> Option<Call> {
+    let (name, arguments) =
+        if text.starts_with('{') { object_begun(text)? } else { pythonic_begun(text, tools)? };
+    tools.get(&name).is_some().then_some(Call { name, arguments })
+}
+
+fn pythonic_begun(text: &str, tools: &Tools) -> Option<(String, String)> {
+    let mut cursor = Cursor::new(text, Quotes::Exact);
+    let name = cursor.take_while(is_name);
+    if !cursor.take('(') {
+        return None;
+    }
+    let mut read = Vec::new();
+    let complete = match arguments(&mut cursor, name, tools, &mut read) {
+        Ok(()) => read.len(),
+        Err(complete) => complete,
+    };
+    let mut out = String::new();
+    write_object(&read[..complete.min(read.len())], &mut out);
+    out.pop();
+    Some((name.to_owned(), out))
+}
+
+/// As models write it: the name first, then the arguments, which are JSON already.
+fn object_begun(text: &str) -> Option<(String, String)> {
+    let after = |text: &'_ str, keys: &[&str]| {
+        let rest = keys
+            .iter()
+            .find_map(|key| text.trim_start().strip_prefix('"')?.strip_prefix(key)?.strip_prefix('"'))?;
+        rest.trim_start().strip_prefix(':').map(|rest| rest.trim_start().to_owned())
+    };
+    let rest = after(text.strip_prefix('{')?, &["name"])?;
+    let (name, rest) = rest.strip_prefix('"')?.split_once('"')?;
+    let arguments =
+        rest.trim_start().strip_prefix(',').and_then(|rest| after(rest, &["arguments", "parameters"]));
+    Some((name.to_owned(), arguments.unwrap_or_default()))
+}
+
 fn pythonic(text: &str, quotes: Quotes, tools: &Tools) -> Option<(Call, usize)> {
     let mut cursor = Cursor::new(text, quotes);
     let name = cursor.take_while(is_name);
     if name.is_empty() || !cursor.take('(') {
         return None;
     }
-    let mut arguments = Vec::new();
-    let mut first = true;
+    let mut read = Vec::new();
+    arguments(&mut cursor, name, tools, &mut read).ok()?;
+    let mut out = String::new();
+    write_object(&read, &mut out);
+    Some((Call { name: name.to_owned(), arguments: out }, cursor.at))
+}
+
+/// Arguments up to behind the closing parenthesis; where there is none, how many are complete.
+fn arguments(
+    cursor: &mut Cursor<'_>,
+    name: &str,
+    tools: &Tools,
+    arguments: &mut Vec<Entry>,
+) -> Result<(), usize> {
+    let (text, mut first, mut complete) = (cursor.text, true, 0);
     while !cursor.take(')') {
         if !first && !cursor.take(',') {
-            return None;
+            return Err(complete);
         }
+        complete = arguments.len();
         if !first && cursor.take(')') {
             break;
         }
         first = false;
         cursor.skip_space();
-        let (key, after) = literal::parameter(cursor.rest())?;
+        let (key, after) = literal::parameter(cursor.rest()).ok_or(complete)?;
         cursor.at = text.len() - after.len();
         cursor.skip_space();
         let types = tools.types(name, key);
@@ -59,16 +112,14 @@ fn pythonic(text: &str, quotes: Quotes, tools: &Tools) -> Option<(Call, usize)> 
             Some(kind) => kind,
             None if types.is_text() => {
                 cursor.at = start;
-                json = literal::quote_json(bare(&mut cursor)?);
+                json = literal::quote_json(bare(cursor).ok_or(complete)?);
                 Kind::String
             }
-            None => return None,
+            None => return Err(complete),
         };
-        insert(&mut arguments, Entry { key: key.to_owned(), json, kind });
+        insert(arguments, Entry { key: key.to_owned(), json, kind });
     }
-    let mut out = String::new();
-    write_object(&arguments, &mut out);
-    Some((Call { name: name.to_owned(), arguments: out }, cursor.at))
+    Ok(())
 }
 
 /// A text that was not quoted, up to the end of the argument.
@@ -161,6 +212,24 @@ mod tests {
             "{}",
         ] {
             assert_eq!(exact(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn calls_without_an_end_have_what_is_complete() {
+        for (text, expected) in [
+            ("f(", "f {"),
+            ("f(s='a", "f {"),
+            ("f(s='a', n=1", r#"f {"s":"a""#),
+            ("f(s='a', n=12, ", r#"f {"s":"a","n":12"#),
+            (r#"{"name": "f""#, "f "),
+            (r#"{"name": "f", "arguments": {"s": "a"#, r#"f {"s": "a"#),
+        ] {
+            let call = begun(text, &tools()).unwrap();
+            assert_eq!(format!("{} {}", call.name, call.arguments), expected, "{text}");
+        }
+        for text in ["f", "g(", "f x", r#"{"name": "g"#, r#"{"x": 1"#, "see f(1"] {
+            assert_eq!(begun(text, &tools()), None, "{text}");
         }
     }
 

@@ -149,6 +149,36 @@ impl OutputParser {
         out
     }
 
+    /// The same for an output that was cut off by a limit: a call that had begun is given as far as it is complete, its arguments being
+    /// the beginning of a JSON object, without a [`Delta::CallEnd`]; of what cannot be read nothing is given.
+    pub fn finish_cut(&mut self) -> Vec<Delta> {
+        let mut out = Vec::new();
+        while self.advance(&mut out) {}
+        let State::Block(_, block) = &mut self.state else {
+            out.extend(self.finish());
+            return out;
+        };
+        let (mut items, tools) = (Vec::new(), &self.options.tools);
+        // What may be the beginning of the end mark is nothing else.
+        self.pending.clear();
+        let begun = block.unfinished().and_then(|text| super::call::begun(text, tools));
+        if block.unfinished().is_none() {
+            block.finish(false, tools, &mut items);
+            items.retain(|item| matches!(item, Item::Call(_)));
+        }
+        self.items(items, &mut out);
+        if let Some(call) = begun {
+            let index = self.calls;
+            self.calls += 1;
+            out.push(Delta::CallStart { index, name: call.name });
+            if !call.arguments.is_empty() {
+                out.push(Delta::CallArguments { index, fragment: call.arguments });
+            }
+        }
+        *self = Self { calls: self.calls, ..Self::new(std::mem::take(&mut self.options)) };
+        out
+    }
+
     /// Ends the output and gives what was held back; a new output begins.
     pub fn finish(&mut self) -> Vec<Delta> {
         let mut out = Vec::new();

@@ -63,6 +63,9 @@ pub(crate) struct Args {
     /// Another name for a model, as `gpt-4o-mini=stories-lfm2`; may be repeated
     #[arg(long, value_name = "ALIAS=NAME")]
     alias: Vec<String>,
+    /// Print what GET /openapi.json says of all routes, and end
+    #[arg(long)]
+    openapi: bool,
     /// Requests read, waiting and computed at once
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024))]
     max_concurrent: usize,
@@ -157,6 +160,13 @@ impl Args {
 pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     let profile = emulated::chosen(args.engine, args.profile.as_ref(), args.bf16)?;
     let key = args.access.key()?;
+    if args.openapi {
+        let (named, has_tournaments) = (Named::sort(args, shell)?, args.tournament_group.is_some());
+        let languages = &named.language_names()[..];
+        let facts = anemone_server::Facts { has_key: key.is_some(), has_tournaments, languages };
+        output::json(&anemone_server::description(facts))?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let open = key.is_none() && args.access.is_public();
     // Before models are loaded, which may take a while.
     let bound = args.access.bind()?;

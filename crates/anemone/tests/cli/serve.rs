@@ -90,6 +90,18 @@ fn the_built_in_model_is_served_until_a_signal() {
 }
 
 #[test]
+fn the_description_is_printed_as_it_is_served() {
+    let server = Server::start(&[]);
+    let (status, served) = server.request("GET", "/openapi.json", "", "");
+    assert_eq!(status, 200);
+    assert_eq!(anemone(&["serve", "--openapi"]).json(), served);
+    assert!(served["paths"]["/v1/chat/completions"]["post"]["requestBody"].is_object());
+    server.end("-TERM").ok();
+    let locked = anemone(&["serve", "--openapi", "--api-key", "sesame"]).json();
+    assert!(locked["components"]["securitySchemes"]["bearer"].is_object());
+}
+
+#[test]
 fn a_bundle_is_served_by_either_engine() {
     let dir = tempfile::tempdir().unwrap();
     let bundle = dir.path().join("demo.bundle");

@@ -1,6 +1,31 @@
-use serde_json::{Value, json};
-
+use super::reply::{Event, Numbered, OutputItem, OutputPart, Status};
+use crate::openai::stream::Piece;
 use crate::openai::unique;
+
+/// Events that are still to be sent.
+#[derive(Debug, Default)]
+pub(super) struct Events {
+    /// Events made.
+    made: u64,
+    pieces: Vec<Piece>,
+}
+
+impl Events {
+    pub(super) fn push(&mut self, event: Event<'_>) {
+        let piece = self.piece(event);
+        self.pieces.push(piece);
+        self.made += 1;
+    }
+
+    /// An event that comes next, if it is sent.
+    pub(super) fn piece(&self, event: Event<'_>) -> Piece {
+        Piece::typed(&Numbered { event, sequence_number: self.made })
+    }
+
+    pub(super) fn take(&mut self) -> Vec<Piece> {
+        std::mem::take(&mut self.pieces)
+    }
+}
 
 /// An item of a response's output.
 #[derive(Debug)]
@@ -8,7 +33,7 @@ pub(super) struct Item {
     id: String,
     kind: Kind,
     text: String,
-    done: bool,
+    status: Status,
 }
 
 #[derive(Debug)]
@@ -20,7 +45,7 @@ enum Kind {
 
 impl Item {
     fn new(prefix: &str, kind: Kind) -> Self {
-        Self { id: unique(prefix), kind, text: String::new(), done: false }
+        Self { id: unique(prefix), kind, text: String::new(), status: Status::InProgress }
     }
 
     pub(super) fn reasoning() -> Self {
@@ -48,89 +73,61 @@ impl Item {
     }
 
     pub(super) fn is_done(&self) -> bool {
-        self.done
+        self.status != Status::InProgress
     }
 
     /// Its text as a part of its content.
-    fn part(&self) -> Value {
+    fn part(&self) -> OutputPart<'_> {
         match self.kind {
-            Kind::Reasoning => json!({"type": "reasoning_text", "text": self.text}),
-            _ => json!({"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}),
+            Kind::Reasoning => OutputPart::ReasoningText { text: &self.text },
+            _ => OutputPart::OutputText { text: &self.text, annotations: [], logprobs: [] },
         }
     }
 
-    pub(super) fn json(&self) -> Value {
-        let status = if self.done { "completed" } else { "in_progress" };
+    pub(super) fn reply(&self) -> OutputItem<'_> {
+        let (id, status) = (self.id.as_str(), self.status);
         let content = if self.text.is_empty() { Vec::new() } else { vec![self.part()] };
         match &self.kind {
-            Kind::Reasoning => json!({
-                "id": self.id, "type": "reasoning", "summary": [], "content": content, "status": status,
-            }),
-            Kind::Message => json!({
-                "id": self.id, "type": "message", "role": "assistant", "content": content, "status": status,
-            }),
-            Kind::Call { id, name } => json!({
-                "id": self.id, "type": "function_call", "call_id": id, "name": name, "arguments": self.text,
-                "status": status,
-            }),
+            Kind::Reasoning => OutputItem::Reasoning { id, summary: [], content, status },
+            Kind::Message => OutputItem::Message { id, role: "assistant", content, status },
+            Kind::Call { id: call_id, name } => {
+                OutputItem::FunctionCall { id, call_id, name, arguments: &self.text, status }
+            }
         }
     }
 
-    /// The events of its beginning, as item `index` of the output.
-    pub(super) fn opened(&self, index: usize) -> Vec<Value> {
-        let added = json!({"type": "response.output_item.added", "output_index": index, "item": self.json()});
-        if self.is_call() {
-            return vec![added];
-        }
-        let part = json!({
-            "type": "response.content_part.added", "item_id": self.id, "output_index": index, "content_index": 0,
-            "part": self.part(),
-        });
-        vec![added, part]
-    }
-
-    /// Adds text; gives the event that tells so.
-    pub(super) fn add(&mut self, index: usize, text: &str) -> Value {
-        self.text.push_str(text);
-        let mut event = json!({"item_id": self.id, "output_index": index, "delta": text});
-        let kind = match self.kind {
-            Kind::Reasoning => "response.reasoning_text.delta",
-            Kind::Message => "response.output_text.delta",
-            Kind::Call { .. } => "response.function_call_arguments.delta",
-        };
-        event["type"] = kind.into();
+    /// Tells of its beginning as item `output_index` of the output.
+    pub(super) fn open(&self, output_index: usize, events: &mut Events) {
+        events.push(Event::ItemAdded { output_index, item: self.reply() });
         if !self.is_call() {
-            event["content_index"] = 0.into();
+            let (item_id, part) = (self.id.as_str(), self.part());
+            events.push(Event::PartAdded { item_id, output_index, content_index: 0, part });
         }
-        if self.is_message() {
-            event["logprobs"] = json!([]);
-        }
-        event
     }
 
-    /// Completes it; gives the events that tell so.
-    pub(super) fn finish(&mut self, index: usize) -> Vec<Value> {
-        self.done = true;
-        let item = json!({"type": "response.output_item.done", "output_index": index, "item": self.json()});
-        if let Kind::Call { name, .. } = &self.kind {
-            let arguments = json!({
-                "type": "response.function_call_arguments.done", "item_id": self.id, "output_index": index,
-                "arguments": self.text, "name": name,
-            });
-            return vec![arguments, item];
-        }
-        let kind =
-            if self.is_reasoning() { "response.reasoning_text.done" } else { "response.output_text.done" };
-        let mut text = json!({
-            "type": kind, "item_id": self.id, "output_index": index, "content_index": 0, "text": self.text,
+    /// Adds text and tells so.
+    pub(super) fn add(&mut self, output_index: usize, delta: &str, events: &mut Events) {
+        self.text.push_str(delta);
+        let (item_id, content_index) = (self.id.as_str(), 0);
+        events.push(match self.kind {
+            Kind::Reasoning => Event::ReasoningDelta { item_id, output_index, content_index, delta },
+            Kind::Message => Event::TextDelta { item_id, output_index, content_index, delta, logprobs: [] },
+            Kind::Call { .. } => Event::ArgumentsDelta { item_id, output_index, delta },
         });
-        if self.is_message() {
-            text["logprobs"] = json!([]);
-        }
-        let part = json!({
-            "type": "response.content_part.done", "item_id": self.id, "output_index": index, "content_index": 0,
-            "part": self.part(),
+    }
+
+    /// Ends it, whole or cut off, and tells so.
+    pub(super) fn finish(&mut self, output_index: usize, cut: bool, events: &mut Events) {
+        self.status = if cut { Status::Incomplete } else { Status::Completed };
+        let (item_id, text, content_index) = (self.id.as_str(), self.text.as_str(), 0);
+        events.push(match &self.kind {
+            Kind::Reasoning => Event::ReasoningDone { item_id, output_index, content_index, text },
+            Kind::Message => Event::TextDone { item_id, output_index, content_index, text, logprobs: [] },
+            Kind::Call { name, .. } => Event::ArgumentsDone { item_id, output_index, arguments: text, name },
         });
-        vec![text, part, item]
+        if !self.is_call() {
+            events.push(Event::PartDone { item_id, output_index, content_index, part: self.part() });
+        }
+        events.push(Event::ItemDone { output_index, item: self.reply() });
     }
 }

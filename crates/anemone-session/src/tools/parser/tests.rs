@@ -148,6 +148,34 @@ fn tagged_calls() {
     );
 }
 
+/// What a limit cut off leaks no marks, and of a call it has what is complete.
+#[test]
+fn calls_that_were_cut_off() {
+    let tagged = |text: &str| format!("{{\"name\": \"f\", \"arguments\": {text}");
+    for (options, text, expected) in [
+        (options(), format!("Hi{S}[f(s='x', t='y"), r#"|Hi|f{"s":"x""#),
+        (options(), format!("{S}[f(s='x"), "||f{"),
+        (options(), format!("{S}[f(s='x'), get_wea"), r#"||f{"s":"x"}"#),
+        (options(), format!("{S}[f(s='x'), get_weather("), r#"||f{"s":"x"} get_weather{"#),
+        (options(), format!("{S}[f(s='x')"), r#"||f{"s":"x"}"#),
+        (options(), format!("{S}[f(s='x')]<|tool_"), r#"||f{"s":"x"}"#),
+        (options(), format!("{S}["), "||"),
+        (options(), format!("{S}[unknown(a=1"), "||"),
+        (options(), "just text, cut".to_owned(), "|just text, cut|"),
+        (options(), "<think>hm".to_owned(), "hm||"),
+        (tags(), format!("<tool_call>{}", tagged("{\"s\": \"x")), r#"||f{"s": "x"#),
+    ] {
+        let mut parser = OutputParser::new(options);
+        let mut answer = Answer::default();
+        let deltas = [parser.push(&text), parser.finish_cut()].concat();
+        for delta in &deltas {
+            answer.push(delta);
+        }
+        assert_eq!(line(&answer), expected, "{text}");
+        assert_eq!(parser.has_calls(), !answer.calls.is_empty());
+    }
+}
+
 #[test]
 fn bare_calls_only_if_they_are_all_there_is() {
     for (text, expected) in [

@@ -64,6 +64,11 @@ impl Named {
         each.map(|(name, place)| language(name, place.as_deref(), args, shell)).collect()
     }
 
+    /// Names of the language models.
+    pub(super) fn language_names(&self) -> Vec<&str> {
+        self.languages.iter().map(|(name, _)| name.as_str()).collect()
+    }
+
     /// Names of all models.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         self.decisions.iter().chain(&self.languages).map(|(name, _)| name.as_str())
