@@ -49,6 +49,7 @@ const CLIENT_THREADS: usize = 2;
     anemone serve --model ./laya.bundle --engine emulator\n  \
     curl http://127.0.0.1:8000/v1/systemone -d \
     '{\"state\": \"where is my parcel\", \"questions\": {\"angry\": {\"type\": \"noul\", \"instructions\": \"Is the sender angry?\"}}}'")]
+#[allow(clippy::struct_excessive_bools, reason = "one for each switch of the command")]
 pub(crate) struct Args {
     /// A language or decision model: directory, bundle or hub id `org/name[@revision]`, after the name requests know it by; may be repeated
     /// [default: the built-in models laya-demo and stories-lfm2]
