@@ -6,14 +6,18 @@ use super::{Facts, Writer};
 use crate::shape::Components;
 use crate::systemone::{MAX_CHOICES, MAX_LEN, MAX_LEVELS, MAX_QUESTIONS, MAX_STATES, MAX_TOURNAMENT};
 
+/// What has something else than white space, as Rust counts it and not as expressions do.
+const SAID: &str = "[^\\s\\u0085]|\\uFEFF";
+
 /// Something that is asked: a text, or any JSON that says it.
 fn instructions() -> Value {
     json!({
         "description": "What is asked: a text, or JSON that is written as text. Not blank.",
         "anyOf": [
-            {"type": "string", "pattern": "\\S"},
+            {"type": "string", "pattern": SAID},
             {"type": "array", "minItems": 1},
             {"type": "object", "minProperties": 1},
+            {"type": ["boolean", "number"]},
         ],
     })
 }
@@ -63,7 +67,7 @@ fn questions(components: &mut Components, facts: Facts<'_>) -> Value {
         &["type", "instructions", "criteria"],
         none,
     );
-    let truth = json!({"type": "string", "pattern": "\\S"});
+    let truth = json!({"type": "string", "pattern": SAID});
     let noul = question(
         "noul",
         json!({
@@ -90,7 +94,7 @@ fn questions(components: &mut Components, facts: Facts<'_>) -> Value {
             "description": "Questions by their ids, which are not blank; 512 options in all.",
             "type": "object",
             "maxProperties": MAX_QUESTIONS,
-            "propertyNames": {"pattern": "\\S"},
+            "propertyNames": {"pattern": SAID},
             "additionalProperties": {"anyOf": each},
         })
     })

@@ -1,13 +1,16 @@
 //! `/v1/completions`.
 
-use super::generation::{COMMON, MOST_CHOICES, MOST_TOP, TOKENS};
+use super::generation::{COMMON, MOST_CHOICES, MOST_TOP};
 use crate::shape::{Field, Shape, closed};
+
+const TOKENS: Shape =
+    Shape::List(&Shape::Integer(0, u32::MAX as i64), 1, usize::MAX, "a list of token ids, not empty");
 
 const PROMPTS: Shape = Shape::Either(
     &[
         Shape::Text,
         Shape::List(&Shape::Text, 1, MOST_CHOICES, "a list of strings, not empty"),
-        Shape::List(&Shape::Integer(0, u32::MAX as i64), 1, usize::MAX, "a list of token ids, not empty"),
+        TOKENS,
         Shape::List(&TOKENS, 1, MOST_CHOICES, "a list of lists of token ids, not empty"),
     ],
     "a string, a list of strings, a list of token ids or a list of such lists, not empty and of at most 128 prompts",
