@@ -17,7 +17,7 @@ pub enum Error {
         failure: Failure,
     },
     /// A file of a package or of a compiled model cannot be read or written.
-    #[error("{path}: {source}")]
+    #[error("{path}: {source}; check the path, or name another directory with --compiled-models")]
     Io {
         /// The file.
         path: PathBuf,

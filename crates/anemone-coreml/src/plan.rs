@@ -119,7 +119,8 @@ impl ComputePlan {
             cpu_ops: count(Device::Cpu),
             gpu_ops: count(Device::Gpu),
             ane_ops: count(Device::Ane),
-            ane_share: (all > 0.0).then(|| ane / all),
+            // A sum of nothing is -0.
+            ane_share: (all > 0.0).then(|| ane / all + 0.0),
             transitions: placed.windows(2).filter(|pair| pair[0].1 != pair[1].1).count(),
         }
     }

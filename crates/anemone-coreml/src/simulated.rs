@@ -57,8 +57,9 @@ impl FromStr for Fault {
     fn from_str(text: &str) -> Result<Self, String> {
         let (name, number) = match text.split_once('=') {
             Some((name, number)) => {
-                let number: u64 =
-                    number.parse().map_err(|_| format!("{text}: write a whole number behind ="))?;
+                let number: u64 = number
+                    .parse()
+                    .map_err(|_| format!("{text}: write a whole number below 2^64 behind ="))?;
                 (name, number)
             }
             None => (text, 0),
@@ -76,7 +77,7 @@ impl FromStr for Fault {
             "silent-fallback" => Self::SilentFallback,
             "execution" => Self::Execution { after: number },
             "hang" => Self::Hang { after: number },
-            _ => return Err(format!("{name} is no fault; see --help for those there are")),
+            _ => return Err(format!("'{name}' is no fault; see --help for those there are")),
         })
     }
 }

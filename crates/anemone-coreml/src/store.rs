@@ -146,13 +146,14 @@ impl CompiledModels {
         Ok(models)
     }
 
-    /// Removes models that were not loaded for so long, and those whose package is no more; gives the removed ones. One that another
+    /// Removes models that were not loaded for so long, those whose package is no more, and what a failed compile left; gives them. One that another
     /// process is compiling or opening stays.
     pub fn remove_unused(&self, unused: Duration) -> Result<Vec<CompiledModel>> {
         let mut removed = Vec::new();
         for model in self.list()? {
             let is_orphan = !model.package.is_empty() && !Path::new(&model.package).exists();
-            if model.unused < unused && !is_orphan {
+            let is_broken = model.package.is_empty();
+            if model.unused < unused && !is_orphan && !is_broken {
                 continue;
             }
             let busy = File::open(model.path.join("lock")).is_ok_and(|lock| lock.try_lock().is_err());
@@ -254,7 +255,9 @@ mod tests {
         let entry = &models.list().unwrap()[0].path;
         let left: Vec<_> = fs::read_dir(entry).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert_eq!(left, ["lock"]);
+        assert_eq!(models.remove_unused(Duration::from_hours(1)).unwrap().len(), 1);
         models.get(&path, compile).unwrap();
+        assert!(models.remove_unused(Duration::from_hours(1)).unwrap().is_empty());
     }
 
     #[test]

@@ -124,11 +124,11 @@ pub(crate) enum LayoutName {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum EngineName {
-    /// The native engine; for a bundle on a Mac, Core ML as soon as it has loaded it
+    /// The native engine; for a bundle on a Mac, Core ML as soon as it has loaded it, where one sequence is run
     Auto,
     /// The native engine
     Cpu,
-    /// Core ML, on a Mac
+    /// Core ML, on a Mac and for language models
     Coreml,
     /// An interpreter of a bundle's packages, in the arithmetic of --profile
     Emulator,
@@ -159,7 +159,14 @@ impl EngineArgs {
         }
         match self.engine {
             EngineName::Cpu => return Ok(Chosen::Cpu),
-            EngineName::Auto if crate::engine::core_ml_is_here(self) => return Ok(Chosen::Swap),
+            EngineName::Auto if crate::engine::core_ml_is_here(self) => {
+                if self.coreml.demands() {
+                    bail!(
+                        "--require: --engine auto lets the CPU engine answer, too; use --engine coreml, or leave it out"
+                    );
+                }
+                return Ok(Chosen::Swap);
+            }
             EngineName::Auto => {
                 if let Some(flag) = self.coreml.given() {
                     bail!("{flag}: Core ML is on Macs only; leave it out");

@@ -143,6 +143,10 @@ fn explain(error: &clap::Error) -> Result<ExitCode> {
             error.print().map_err(output::stdout_error)?;
             Ok(ExitCode::SUCCESS)
         }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            output::error_line("a command is missing behind this one; --help lists those there are");
+            Ok(ExitCode::from(2))
+        }
         _ => {
             output::error_line(&one_line(&error.render().to_string()));
             Ok(ExitCode::from(2))

@@ -178,7 +178,7 @@ pub(crate) const REQUEST: Shape = closed(&[&[
         ),
     ),
     unused("top_logprobs", Shape::Integer(0, 20)),
-    unused("truncation", Shape::Words(&["auto", "disabled"])),
+    unused("truncation", Shape::Words(&["disabled"])),
     unused("user", Shape::Text),
     Field::optional("background", Shape::Is(false), "Work behind the scenes is not supported."),
     Field::refused("previous_response_id", KEPT),

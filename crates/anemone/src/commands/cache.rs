@@ -32,7 +32,7 @@ pub(crate) struct Args {
 enum Command {
     /// All of them, those unused longest first
     List,
-    /// Remove those whose package is gone, and those not loaded for a while
+    /// Remove those whose package is gone, what failed compiles left, and those not loaded for a while
     Gc {
         /// Days after which one goes that was not loaded
         #[arg(long, value_name = "DAYS", default_value_t = 30, conflicts_with = "all")]

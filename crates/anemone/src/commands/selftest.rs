@@ -47,8 +47,13 @@ pub(crate) struct Args {
     #[arg(long)]
     cpu_only: bool,
     /// Try it anywhere, over a simulated Core ML; see `run --help`
-    #[arg(long, value_name = "FAULTS")]
+    #[arg(long, value_name = "FAULTS", value_parser = faults)]
     simulate: Option<String>,
+}
+
+fn faults(text: &str) -> Result<String, String> {
+    text.split(',').try_for_each(|name| crate::engine::fault(name).map(drop))?;
+    Ok(text.to_owned())
 }
 
 pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {

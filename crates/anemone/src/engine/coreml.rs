@@ -5,7 +5,7 @@ use anemone_coreml::simulated::{Fault, Simulated};
 use anemone_coreml::{CompiledModels, ComputeUnits, CoreMl, Loadings, Options, Require};
 use anemone_emulator::Emulator;
 use anemone_mil::Executor;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 
 use super::Engine;
 use super::graph::{OnGraph, Runner, bundle};
@@ -32,7 +32,8 @@ pub(crate) struct CoreMlArgs {
     simulate: Vec<Option<Fault>>,
 }
 
-fn fault(text: &str) -> Result<Option<Fault>, String> {
+/// A fault by name; `none` is none.
+pub(crate) fn fault(text: &str) -> Result<Option<Fault>, String> {
     if text == "none" { Ok(None) } else { text.parse().map(Some) }
 }
 
@@ -40,6 +41,11 @@ impl CoreMlArgs {
     /// Whether something stands for Core ML.
     pub(crate) fn is_simulated(&self) -> bool {
         !self.simulate.is_empty()
+    }
+
+    /// Whether something is demanded of the placement.
+    pub(crate) fn demands(&self) -> bool {
+        self.require.is_some()
     }
 
     /// The first flag that was given.
@@ -62,6 +68,10 @@ impl CoreMlArgs {
     }
 
     fn options(&self, bundle: &Bundle) -> Result<Options> {
+        ensure!(
+            self.require.is_none() || self.compute_units != Some(ComputeUnits::CpuOnly),
+            "--require asks for the Neural Engine and --compute-units cpu_only leaves it out; leave one of them out"
+        );
         let options = Options::new(self.compiled()?);
         Ok(Options {
             units: self.compute_units.unwrap_or_default(),
@@ -94,7 +104,7 @@ fn system(options: Options) -> Result<(Box<dyn Executor>, Loadings)> {
 
 #[cfg(not(target_vendor = "apple"))]
 fn system(_: Options) -> Result<(Box<dyn Executor>, Loadings)> {
-    bail!(
+    anyhow::bail!(
         "--engine coreml: Core ML is on Macs only; use --engine cpu, which runs bundles too, or --engine emulator"
     )
 }

@@ -49,6 +49,11 @@ fn a_bundle_runs_by_core_ml_or_says_why_it_does_not() {
     fails("execution=30", &[], &["Neural Engine could not run", "-14"]);
     fails("memory-pressure", &[], &["not enough memory"]);
     fails("on-cpu", &["--require", "ane"], &["--require", "is on the cpu"]);
+    fails(
+        "none",
+        &["--require", "ane", "--compute-units", "cpu_only"],
+        &["--require", "cpu_only", "leave one"],
+    );
     // Without the demand it runs, and says where.
     let away = on(&["--engine", "coreml", "--simulate", "on-cpu"]).ok();
     assert!(away.stderr.contains("operations are not on the Neural Engine, the first is"), "{}", away.stderr);
@@ -89,7 +94,9 @@ fn flags_of_core_ml_are_refused_where_there_is_none() {
         .fails(1, &["--engine coreml runs bundles", "built-in"]);
     run(&["--compute-units", "gpu"]).fails(2, &["--compute-units", "cpu_and_ne"]);
     run(&["--require", "ane=101"]).fails(2, &["--require", "from 0 to 100"]);
-    run(&["--engine", "coreml", "--simulate", "gremlins"]).fails(2, &["--simulate", "gremlins is no fault"]);
+    run(&["--engine", "coreml", "--simulate", "gremlins"])
+        .fails(2, &["--simulate", "'gremlins' is no fault"]);
+    run(&["--simulate", "none", "--require", "ane"]).fails(1, &["--require", "auto", "--engine coreml"]);
     run(&["--engine", "coreml", "--simulate", "nan=x"]).fails(2, &["--simulate", "whole number"]);
     if cfg!(not(target_vendor = "apple")) {
         run(&["--require", "ane"]).fails(1, &["--require", "Macs only"]);
@@ -178,6 +185,7 @@ fn a_self_test_says_what_is_sound_and_what_is_not() {
         broken.stdout
     );
     assert_eq!(report()["passed"], false);
+    run(dir, &["selftest", "--simulate", "gremlins"]).fails(2, &["--simulate", "'gremlins' is no fault"]);
     if cfg!(not(target_vendor = "apple")) {
         run(dir, &["selftest", "--out", out]).fails(1, &["Macs only", "--simulate none"]);
     }

@@ -29,7 +29,7 @@ pub(crate) struct AccessArgs {
     api_key_file: Option<PathBuf>,
     /// A name the server goes by; requests to another one are refused (403); may be repeated [default: localhost and its addresses
     /// when it listens there, any name otherwise]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = host)]
     allow_host: Vec<String>,
     /// An origin whose web pages may use the server, as `https://example.org`, or `*` for all; may be repeated [default: none]
     #[arg(long, value_name = "ORIGIN", value_parser = origin)]
@@ -94,6 +94,15 @@ impl AccessArgs {
         let address = listener.local_addr().context("cannot read the address that is listened on")?;
         Ok(Bound { listener: listener.into(), shown: format!("http://{address}"), _socket: None })
     }
+}
+
+fn host(text: &str) -> Result<String, String> {
+    let whole = !text.is_empty() && !text.contains(['/', ' ', '?', '#', '@']);
+    // A port is no part of a name; an address of six parts has colons and brackets.
+    if whole && (!text.contains(':') || text.starts_with('[') && text.ends_with(']')) {
+        return Ok(text.to_owned());
+    }
+    Err("give a name alone as in box.lan, without a scheme and a port".to_owned())
 }
 
 fn origin(text: &str) -> Result<String, String> {
@@ -179,6 +188,16 @@ mod socket {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_are_names_alone() {
+        for good in ["box.lan", "10.0.0.1", "[fe80::1]"] {
+            assert!(host(good).is_ok(), "{good}");
+        }
+        for bad in ["", "http://x", "box.lan:80", "a b", "x/y"] {
+            assert!(host(bad).is_err(), "{bad}");
+        }
+    }
 
     #[test]
     fn origins_are_a_scheme_and_a_host() {
