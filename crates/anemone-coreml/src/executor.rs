@@ -142,6 +142,11 @@ impl<B: Backend + 'static> CoreMl<B> {
             require.check(function, plan.as_ref())?;
         }
         let canary = self.options.canaries.get(&(name.clone(), function.to_owned())).cloned();
+        if canary.is_none() {
+            tracing::warn!(
+                "{name}: there is no recorded call of `{function}`, so what it gives is not tried"
+            );
+        }
         let mut loaded = Loaded {
             worker: self.worker.clone(),
             options: Arc::clone(&self.options),

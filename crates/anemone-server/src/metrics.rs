@@ -38,8 +38,8 @@ pub struct Machine {
 #[derive(Debug, Default)]
 pub(crate) struct ServerMeters {
     answered: Family<Labels, Counter>,
-    /// The last count of energy per part: the machine's own may begin anew.
-    energy: Mutex<Joules>,
+    /// Energy per part: the machine's own counts may begin anew.
+    energy: Mutex<Vec<Part>>,
 }
 
 impl ServerMeters {
@@ -52,19 +52,33 @@ impl ServerMeters {
         self.answered.get_or_create(&labels).inc();
     }
 
-    /// Joules of the machine's parts since some moment in the past; a count that went back is not told.
+    /// Joules the machine's parts took since they were first asked. A count that went back began anew, and what it has since is added;
+    /// what was between is not known.
     fn energy(&self, machine: Machine) -> Joules {
         let now = machine.energy.map(|energy| energy()).unwrap_or_default();
-        let mut last = self.energy.lock().unwrap_or_else(PoisonError::into_inner);
-        for (name, joules) in &now {
-            match last.iter_mut().find(|(known, _)| known == name) {
-                Some((_, known)) => *known = known.max(*joules),
-                None => last.push((name.clone(), *joules)),
+        let mut parts = self.energy.lock().unwrap_or_else(PoisonError::into_inner);
+        parts.retain(|part| now.iter().any(|(here, _)| *here == part.name));
+        for (name, joules) in now {
+            match parts.iter_mut().find(|part| part.name == name) {
+                Some(part) => {
+                    part.taken += if joules < part.last { joules } else { joules - part.last };
+                    part.last = joules;
+                }
+                None => parts.push(Part { name, last: joules, taken: 0.0 }),
             }
         }
-        last.retain(|(name, _)| now.iter().any(|(here, _)| here == name));
-        last.clone()
+        parts.iter().map(|part| (part.name.clone(), part.taken)).collect()
     }
+}
+
+/// A part of the machine that takes energy.
+#[derive(Debug)]
+struct Part {
+    name: String,
+    /// Its last count.
+    last: f64,
+    /// All since the first.
+    taken: f64,
 }
 
 /// All that is measured.
@@ -127,19 +141,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn energy_never_goes_back_and_is_never_made_up() {
-        fn low() -> Joules {
-            vec![("package-0".to_owned(), 5.0)]
-        }
-        fn high() -> Joules {
-            vec![("package-0".to_owned(), 9.0), ("dram".to_owned(), 1.0)]
-        }
+    fn energy_adds_up_over_counts_that_begin_anew_and_is_never_made_up() {
         let meters = ServerMeters::default();
         assert!(meters.energy(Machine::default()).is_empty());
-        let told =
-            |energy: fn() -> Joules| meters.energy(Machine { energy: Some(energy), ..Machine::default() });
-        assert_eq!(told(high), high());
-        assert_eq!(told(low), [("package-0".to_owned(), 9.0)]);
+        let told = |energy: fn() -> Joules| {
+            meters.energy(Machine { energy: Some(energy), ..Machine::default() })[0].1
+        };
+        assert_eq!(told(|| vec![("package-0".to_owned(), 5.0)]), 0.0);
+        assert_eq!(told(|| vec![("package-0".to_owned(), 9.0)]), 4.0);
+        assert_eq!(told(|| vec![("package-0".to_owned(), 2.0)]), 6.0);
+        assert_eq!(told(|| vec![("package-0".to_owned(), 3.0)]), 7.0);
         assert!(meters.energy(Machine::default()).is_empty());
     }
 }

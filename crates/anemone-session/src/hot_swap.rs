@@ -3,7 +3,7 @@
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::{Block, BlockFormat, Engine, EngineError};
+use crate::{Block, Engine, EngineError};
 
 /// An engine that comes later.
 pub type Coming = Receiver<Result<Box<dyn Engine>, EngineError>>;
@@ -203,6 +203,7 @@ fn take_over(
     Ok(())
 }
 
+// It gives and takes no blocks: which engine they would be of may change, and the tokens they stand for are needed for the way back.
 impl Engine for HotSwap {
     fn vocab_size(&self) -> usize {
         self.first.vocab_size()
@@ -253,23 +254,6 @@ impl Engine for HotSwap {
         self.first.reset();
         self.tokens.clear();
         self.held = 0;
-    }
-
-    fn block_format(&self) -> Option<BlockFormat> {
-        // Blocks of one engine are none of the other's, and which one there will be is not known.
-        match &self.second {
-            Second::Coming(_) => None,
-            _ => self.current().block_format(),
-        }
-    }
-
-    fn export(&self, index: usize) -> Option<Block> {
-        self.current().export(index)
-    }
-
-    fn import(&mut self, _: &[Arc<Block>]) -> Result<(), EngineError> {
-        // The tokens blocks stand for are not known here, and without them there is no way back.
-        Err(EngineError::new("an engine that may change takes no blocks; feed the tokens again"))
     }
 }
 

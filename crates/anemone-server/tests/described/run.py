@@ -53,7 +53,7 @@ def main():
                 assert line, "the server ended"
             url = "http://" + line.strip().split("http://")[1]
             command = [
-                args.python.parent / "schemathesis", "--config-file", here / "schemathesis.toml", "run", f"{url}/openapi.json",
+                args.python.parent.absolute() / "schemathesis", "--config-file", here / "schemathesis.toml", "run", f"{url}/openapi.json",
                 "--phases", args.phases, "--mode", "all", "--checks", ",".join(CHECKS),
                 "--max-examples", str(args.examples), "--seed", str(args.seed), "--workers", "1",
                 "--request-timeout", "60", "--continue-on-failure", "--suppress-health-check", "all",

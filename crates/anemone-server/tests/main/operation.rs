@@ -313,7 +313,7 @@ fn figures_are_told_as_json_and_energy_only_where_the_machine_tells() {
         let after = figures(&full).await;
         assert_eq!(
             (&after["energy_joules"]["package-0"], &after["decisions"]["requests"]),
-            (&json!(2.5), &json!(1))
+            (&json!(0.0), &json!(1))
         );
         assert_eq!(after["process"]["resident_memory_bytes"], 12345);
         let model = &after["models"]["first"];
@@ -325,7 +325,7 @@ fn figures_are_told_as_json_and_energy_only_where_the_machine_tells() {
         );
         assert!(model["decode"]["tokens_per_second"].as_f64().unwrap() > 0.0);
         let told = get(&full, "/metrics").await.text;
-        assert!(told.contains("anemone_energy_joules_total{domain=\"package-0\"} 2.5"), "{told}");
+        assert!(told.contains("anemone_energy_joules_total{domain=\"package-0\"} 0"), "{told}");
         assert!(!get(&plain, "/metrics").await.text.contains("energy"));
     });
 }

@@ -33,7 +33,9 @@ pub(in crate::commands) fn chosen(
             );
             Ok(None)
         }
-        EngineName::Coreml => bail!("--engine coreml runs language models by `run`, `chat` and `bench` in this version; use --engine cpu or emulator"),
+        EngineName::Coreml => bail!(
+            "--engine coreml runs language models by `run`, `chat` and `bench` in this version; use --engine cpu or emulator"
+        ),
         EngineName::Emulator => {
             ensure!(!bf16, "--bf16 is of the native engine; leave it out, or use --engine cpu");
             Ok(Some(profile.cloned().unwrap_or_default()))
