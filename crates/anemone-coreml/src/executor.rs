@@ -177,7 +177,7 @@ impl<B: Backend + 'static> CoreMl<B> {
         function: &str,
         signature: &Signature,
     ) -> Result<(PathBuf, usize)> {
-        let patience = self.options.load_timeout;
+        let (patience, units) = (self.options.load_timeout, self.options.units);
         let core = |failure| Error::Core { package: name.to_owned(), failure };
         let mut again = true;
         loop {
@@ -190,16 +190,8 @@ impl<B: Backend + 'static> CoreMl<B> {
                     self.worker.call(&what, patience, move |host| host.backend.compile(&from, &to))?;
                 compile.map_err(core)
             })?;
-            let (at, wanted, ports, units) =
-                (compiled.clone(), function.to_owned(), signature.clone(), self.options.units);
             let what = format!("loading {function} of {name}");
-            let load = move |host: &mut Host<B>| -> std::result::Result<usize, Failure> {
-                let model = host.backend.load(&at, &wanted, &ports, units)?;
-                host.models.push(Some(model));
-                Ok(host.models.len() - 1)
-            };
-            let loaded = self.worker.call(&what, patience, load)?;
-            match loaded {
+            match self.place(&what, &compiled, function, signature, units)? {
                 Ok(model) => return Ok((compiled, model)),
                 Err(failure) if failure.kind == FailureKind::Load && !fresh && again => {
                     tracing::warn!(
@@ -211,6 +203,23 @@ impl<B: Backend + 'static> CoreMl<B> {
                 Err(failure) => return Err(core(failure)),
             }
         }
+    }
+
+    /// Loads a function on the thread; its number there.
+    fn place(
+        &self,
+        what: &str,
+        compiled: &Path,
+        function: &str,
+        signature: &Signature,
+        units: ComputeUnits,
+    ) -> Result<std::result::Result<usize, Failure>> {
+        let (at, wanted, ports) = (compiled.to_path_buf(), function.to_owned(), signature.clone());
+        self.worker.call(what, self.options.load_timeout, move |host| {
+            let model = host.backend.load(&at, &wanted, &ports, units)?;
+            host.models.push(Some(model));
+            Ok(host.models.len() - 1)
+        })
     }
 
     fn plan(&self, compiled: &Path, name: &str, function: &str) -> Result<Option<ComputePlan>> {
@@ -226,13 +235,9 @@ impl<B: Backend + 'static> CoreMl<B> {
     fn ratio(&self, loaded: &mut Loaded<B>, compiled: &Path) -> Result<Option<f64>> {
         let Some(most) = self.options.most_ratio else { return Ok(None) };
         let Some(canary) = loaded.canary.clone() else { return Ok(None) };
-        let (at, wanted, ports) = (compiled.to_path_buf(), loaded.function.clone(), loaded.signature.clone());
         let what = format!("loading {} for the processor", loaded.function);
-        let other = self.worker.call(&what, self.options.load_timeout, move |host| {
-            let model = host.backend.load(&at, &wanted, &ports, ComputeUnits::CpuOnly)?;
-            host.models.push(Some(model));
-            Ok(host.models.len() - 1)
-        })?;
+        let other =
+            self.place(&what, compiled, &loaded.function, &loaded.signature, ComputeUnits::CpuOnly)?;
         let other = other.map_err(|failure| Error::Core { package: loaded.package.clone(), failure })?;
         let inputs = loaded.complete(&canary);
         let own = loaded.model;

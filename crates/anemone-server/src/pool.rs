@@ -181,12 +181,9 @@ impl Pool {
         self.part(leaving);
         let name = entry.source.name.as_str();
         let start = Instant::now();
-        let loaded = Unsettled(&self.residency, Some(entry.index)).load(&entry.source);
-        match loaded {
+        match self.load(entry) {
             Ok(language) => {
                 tracing::info!(model = name, seconds = start.elapsed().as_secs_f64(), "loaded");
-                let length = Some(language.context_len());
-                *entry.context_len.lock().unwrap_or_else(PoisonError::into_inner) = length;
                 Ok(language)
             }
             Err(error) => {
@@ -194,6 +191,13 @@ impl Pool {
                 Err(ApiError::failed())
             }
         }
+    }
+
+    /// Loads a model that was claimed.
+    fn load(&self, entry: &Entry) -> std::result::Result<Language, LoadError> {
+        let language = Unsettled(&self.residency, Some(entry.index)).load(&entry.source)?;
+        *entry.context_len.lock().unwrap_or_else(PoisonError::into_inner) = Some(language.context_len());
+        Ok(language)
     }
 
     /// Waits until models that were told to go have gone.
@@ -218,9 +222,7 @@ impl Pool {
                 continue;
             }
             self.residency.claim_language(entry.index);
-            let loaded = Unsettled(&self.residency, Some(entry.index)).load(&entry.source);
-            let language = loaded.map_err(|source| Error::Load { model: name.clone(), source })?;
-            *entry.context_len.lock().unwrap_or_else(PoisonError::into_inner) = Some(language.context_len());
+            self.load(entry).map_err(|source| Error::Load { model: name.clone(), source })?;
         }
         Ok(left)
     }

@@ -2,12 +2,13 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anemone_coreml::{CompiledModel, CompiledModels};
-use anyhow::{Context, Result};
+use anemone_coreml::CompiledModel;
+use anyhow::Result;
 use clap::Subcommand;
 use serde_json::json;
 
-use crate::{env, machine, output};
+use crate::engine::compiled_models;
+use crate::{machine, output};
 
 const DAY: u64 = 24 * 60 * 60;
 
@@ -44,9 +45,7 @@ enum Command {
 }
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
-    let dir = args.compiled_models.clone().or_else(|| env::cache_dir().map(|dir| dir.join("coreml")));
-    let dir = dir.context("no home directory is known; say where they are with --compiled-models DIR")?;
-    let models = CompiledModels::new(dir);
+    let models = compiled_models(args.compiled_models.as_ref())?;
     let (shown, what) = match args.command {
         Command::List => (models.list()?, "compiled models"),
         Command::Gc { unused, all } => {

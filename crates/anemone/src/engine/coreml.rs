@@ -32,6 +32,14 @@ pub(crate) struct CoreMlArgs {
     simulate: Vec<Option<Fault>>,
 }
 
+/// Compiled models in a directory, the user's own where none is named.
+pub(crate) fn compiled_models(dir: Option<&PathBuf>) -> Result<CompiledModels> {
+    let dir = dir.cloned().or_else(|| env::cache_dir().map(|dir| dir.join("coreml")));
+    let dir =
+        dir.context("no home directory is known; say where compiled models are with --compiled-models DIR")?;
+    Ok(CompiledModels::new(dir))
+}
+
 /// A fault by name; `none` is none.
 pub(crate) fn fault(text: &str) -> Result<Option<Fault>, String> {
     if text == "none" { Ok(None) } else { text.parse().map(Some) }
@@ -59,20 +67,12 @@ impl CoreMlArgs {
         flags.into_iter().find(|(given, _)| *given).map(|(_, flag)| flag)
     }
 
-    /// Compiled models on this machine.
-    pub(crate) fn compiled(&self) -> Result<CompiledModels> {
-        let dir = self.compiled_models.clone().or_else(|| env::cache_dir().map(|dir| dir.join("coreml")));
-        let dir = dir
-            .context("no home directory is known; say where compiled models go with --compiled-models DIR")?;
-        Ok(CompiledModels::new(dir))
-    }
-
     fn options(&self, bundle: &Bundle) -> Result<Options> {
         ensure!(
             self.require.is_none() || self.compute_units != Some(ComputeUnits::CpuOnly),
             "--require asks for the Neural Engine and --compute-units cpu_only leaves it out; leave one of them out"
         );
-        let options = Options::new(self.compiled()?);
+        let options = Options::new(compiled_models(self.compiled_models.as_ref())?);
         Ok(Options {
             units: self.compute_units.unwrap_or_default(),
             require: self.require,
