@@ -1,4 +1,5 @@
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use crate::generation::eos_ids;
 use crate::select::{INDEX, SINGLE};
 use crate::shards::{Found, Shards};
 use crate::source::{Source, TOKENIZER_LIMIT};
-use crate::{Error, GenerationConfig, Weights, tokenizer};
+use crate::{Error, GenerationConfig, Weights, gguf, tokenizer};
 
 const CONFIG: &str = "config.json";
 const GENERATION: &str = "generation_config.json";
@@ -28,6 +29,8 @@ pub struct Checkpoint {
     weights: Arc<dyn Weights>,
     files: Vec<FileInfo>,
     weight_bytes: u64,
+    /// The file everything was read from, if it is one.
+    gguf: Option<PathBuf>,
 }
 
 /// A file the checkpoint is made of.
@@ -40,14 +43,27 @@ pub struct FileInfo {
 }
 
 impl Checkpoint {
-    /// Opens a snapshot directory, or the one that holds the given `config.json` or safetensors file.
+    /// Opens a snapshot directory, the one that holds the given `config.json` or safetensors file, or a GGUF file.
     ///
     /// Naming a safetensors file that the directory's own rule would not choose makes it the weights.
     /// Weights are mapped, so the files must not be changed while the checkpoint is in use.
     pub fn open(path: &Path) -> Result<Self, Error> {
+        if is_gguf(path) {
+            return Self::read_gguf(path);
+        }
         let (dir, only) = locate(path)?;
         let name = name_of(&dir);
         Self::read(Source::Dir(dir), name, only.as_deref())
+    }
+
+    fn read_gguf(path: &Path) -> Result<Self, Error> {
+        let (gguf::Snapshot { files, weights }, bytes) = gguf::snapshot(path)?;
+        let file = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+        let name = path.file_stem().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+        let source = Source::Memory { name: path.display().to_string(), files };
+        let read = Self::with(source, name, weights, &[])?;
+        let files = vec![FileInfo { name: file, bytes }];
+        Ok(Self { files, weight_bytes: bytes, gguf: Some(path.to_owned()), ..read })
     }
 
     /// A snapshot compiled into the program: file names and contents, as they would be in a directory.
@@ -108,6 +124,7 @@ impl Checkpoint {
             weights,
             files,
             weight_bytes,
+            gguf: None,
         })
     }
 
@@ -122,6 +139,11 @@ impl Checkpoint {
             Source::Dir(dir) => Some(dir),
             Source::Memory { .. } => None,
         }
+    }
+
+    /// The GGUF file it was read from; `None` when it is a snapshot of several files.
+    pub fn gguf(&self) -> Option<&Path> {
+        self.gguf.as_deref()
     }
 
     /// `config.json` as it stands, keys in file order.
@@ -207,12 +229,22 @@ pub(crate) fn locate(path: &Path) -> Result<(PathBuf, Option<String>), Error> {
         _ if file == CONFIG || file == INDEX || file == SINGLE => Ok((parent.to_owned(), None)),
         "safetensors" if file.contains("-of-") => Ok((parent.to_owned(), None)),
         "safetensors" => Ok((parent.to_owned(), Some(file.to_owned()))),
-        "gguf" => unsupported("GGUF is not supported yet", "pass the safetensors checkpoint of this model"),
+        "gguf" => unsupported("a GGUF file, which only language models have here", "pass a snapshot directory"),
         "bin" | "pt" | "pth" => {
             unsupported("PyTorch pickles are not supported", "convert the checkpoint to safetensors")
         }
         _ => unsupported("not a model", "pass a model directory, its `config.json` or a safetensors file"),
     }
+}
+
+/// Whether a path is a file that says it is a GGUF, by its name or its first bytes.
+fn is_gguf(path: &Path) -> bool {
+    let named = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"));
+    let begins = || {
+        let mut magic = [0; 4];
+        fs::File::open(path).and_then(|mut f| f.read_exact(&mut magic)).is_ok() && magic == *b"GGUF"
+    };
+    path.is_file() && (named || begins())
 }
 
 fn missing_config(source: &Source) -> Error {

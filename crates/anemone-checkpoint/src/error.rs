@@ -36,6 +36,38 @@ pub enum Error {
         /// The path given.
         path: PathBuf,
     },
+    /// A GGUF file is damaged, or of a kind that is not read.
+    #[error("{file}: {problem} at byte {offset}; {remedy}")]
+    Gguf {
+        /// The file.
+        file: String,
+        /// What is wrong.
+        problem: String,
+        /// Where.
+        offset: usize,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// A key of a GGUF file's metadata is missing or holds something else.
+    #[error("{file}: key `{key}` {problem}")]
+    GgufKey {
+        /// The file.
+        file: String,
+        /// The key.
+        key: String,
+        /// What is wrong and what to do.
+        problem: String,
+    },
+    /// A tensor of a GGUF file cannot be used.
+    #[error("{file}: tensor `{tensor}` {problem}")]
+    GgufTensor {
+        /// The file.
+        file: String,
+        /// Name in the file.
+        tensor: String,
+        /// What is wrong and what to do.
+        problem: String,
+    },
     /// A path is neither a snapshot directory nor a file of one.
     #[error("{}: {found}; {remedy}", path.display())]
     Unsupported {

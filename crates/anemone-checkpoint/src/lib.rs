@@ -1,6 +1,6 @@
 //! A model snapshot on disk, in memory or on a hub: config, weights, tokenizer files.
 //!
-//! [`Checkpoint::open`] reads a Hugging Face snapshot directory and maps its weights; [`Weights`] is the seam the
+//! [`Checkpoint::open`] reads a Hugging Face snapshot directory, or a GGUF file as if it were one, and maps its weights; [`Weights`] is the seam the
 //! engines read tensors through; [`hub`] brings a snapshot to this machine. The crate does not know what any tensor
 //! or configuration key means, beyond the token ids and sampling defaults in [`GenerationConfig`].
 //!
@@ -11,6 +11,7 @@ mod checkpoint;
 mod decision;
 mod error;
 mod generation;
+pub mod gguf;
 #[cfg(feature = "hub")]
 pub mod hub;
 mod safetensors_file;

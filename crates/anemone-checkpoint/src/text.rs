@@ -51,7 +51,7 @@ pub(crate) fn impostor(bytes: &[u8]) -> Option<(&'static str, &'static str)> {
     if head.starts_with(b"GGUF") {
         return Some((
             "a GGUF file",
-            "GGUF is not supported yet; use the safetensors checkpoint of this model",
+            "pass this file itself as the model",
         ));
     }
     if head.starts_with(b"PK\x03\x04") {

@@ -1,6 +1,6 @@
 use std::fmt::Debug;
 
-use anemone_tensor::{DType, Palettized, Shape, Tensor};
+use anemone_tensor::{Blocks, DType, Palettized, Shape, Tensor};
 
 use crate::Error;
 
@@ -17,6 +17,13 @@ pub trait Weights: Send + Sync + Debug {
     ///
     /// [`Weights::tensor`] gives the same elements, or those of another copy that is stored in full.
     fn palettized(&self, _name: &str) -> Result<Option<Palettized>, Error> {
+        Ok(None)
+    }
+
+    /// The matrix in coded blocks, where it is stored so; `None` where it is not.
+    ///
+    /// [`Weights::tensor`] gives the same elements in f32.
+    fn blocks(&self, _name: &str) -> Result<Option<Blocks>, Error> {
         Ok(None)
     }
 

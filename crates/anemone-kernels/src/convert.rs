@@ -91,9 +91,13 @@ pub fn widen_rows(context: &Context, matrix: MatrixView<'_>, ids: &[u32], out: &
     context.pool().run(ids.len().div_ceil(per_task), &|_, task| {
         let first = task * per_task;
         for (i, id) in (first..).zip(&ids[first..(first + per_task).min(ids.len())]) {
-            let bytes = &matrix.bytes()[*id as usize * size..][..size];
             // SAFETY: each row is one task's alone.
             let out = unsafe { out.slice(i * cols, cols) };
+            if let Some(coded) = matrix.as_coded() {
+                coded.expand_row(*id as usize, out);
+                continue;
+            }
+            let bytes = &matrix.bytes()[*id as usize * size..][..size];
             let level = context.level();
             match matrix.dtype() {
                 DType::F16 => dispatch!(level, widen::<I, f16>(bytes: &[u8], out: &mut [f32])),

@@ -14,6 +14,7 @@
 
 mod activation;
 mod attention;
+mod coded;
 mod conv;
 mod convert;
 mod elementwise;
@@ -29,6 +30,7 @@ mod simd;
 
 pub use activation::{Activation, activate};
 pub use attention::{AttentionShape, BLOCK, Cache, CacheElement, attention, scratch_len, write_cache};
+pub use coded::{Coded, Rounded};
 pub use conv::{gate_conv, short_conv};
 pub use convert::{Output, round_to_bf16, widen_rows};
 pub use elementwise::{add_assign, gate_heads, silu_mul};

@@ -5,6 +5,10 @@
 //! drafts agree bit for bit.
 
 #![allow(unsafe_code, reason = "raw loads from weight rows; threads write disjoint columns of the outputs")]
+#![allow(
+    clippy::large_stack_arrays,
+    reason = "256 KiB, an eighth of the smallest stack this runs on; kernels do not allocate"
+)]
 
 mod bf16_dot;
 mod compact;
@@ -15,6 +19,7 @@ mod tile;
 use anemone_tensor::{DType, Palettized, Tensor};
 use half::bf16;
 
+use crate::coded::{self, Coded, Rounded};
 use crate::simd::Shared;
 use crate::{Context, Level};
 pub(crate) use bf16_dot::round_stored;
@@ -36,6 +41,7 @@ pub struct MatrixView<'a> {
     sequential: bool,
     compact: Option<&'a Compact>,
     palette: Option<Palette<'a>>,
+    coded: Option<&'a Coded>,
 }
 
 impl<'a> MatrixView<'a> {
@@ -56,6 +62,7 @@ impl<'a> MatrixView<'a> {
             sequential: false,
             compact: None,
             palette: None,
+            coded: None,
         })
     }
 
@@ -79,8 +86,25 @@ impl<'a> MatrixView<'a> {
             sequential: false,
             compact: None,
             palette: Some(palette),
+            coded: None,
         };
         (cols <= palette::BUFFER).then_some(view)
+    }
+
+    /// Views a matrix in coded blocks. Products with [`Input::Rounded`] read the codes, others expand them, exactly. `None` when its rows
+    /// are longer than 65,536.
+    pub fn coded(matrix: &'a Coded) -> Option<Self> {
+        let (rows, cols) = (matrix.rows(), matrix.cols());
+        (cols <= coded::BUFFER).then_some(Self {
+            dtype: DType::F32,
+            bytes: &[],
+            rows,
+            cols,
+            sequential: false,
+            compact: None,
+            palette: None,
+            coded: Some(matrix),
+        })
     }
 
     /// Reads a compact form of the same matrix instead, where that gives the same result: always if nothing was rounded to make
@@ -97,6 +121,10 @@ impl<'a> MatrixView<'a> {
     #[must_use]
     pub fn with_sequential(self, sequential: bool) -> Self {
         Self { sequential, ..self }
+    }
+
+    pub(crate) fn as_coded(&self) -> Option<&'a Coded> {
+        self.coded
     }
 
     pub(crate) fn dtype(&self) -> DType {
@@ -125,6 +153,8 @@ pub enum Input<'a> {
     F32(&'a [f32]),
     /// bf16 products summed in f32; only on levels where [`crate::Level::has_bf16_products`]. Wider weights are rounded to bf16.
     Bf16(&'a [bf16]),
+    /// f32, and the same rounded to 8 bits for the weights that are coded.
+    Rounded(&'a [f32], &'a Rounded),
 }
 
 impl Input<'_> {
@@ -132,6 +162,7 @@ impl Input<'_> {
         match self {
             Self::F32(x) => x.len(),
             Self::Bf16(x) => x.len(),
+            Self::Rounded(x, _) => x.len(),
         }
     }
 }
@@ -182,22 +213,28 @@ pub fn matmul(context: &Context, x: Input<'_>, tokens: usize, products: &mut [Pr
     });
 }
 
-/// Rows a task covers: a multiple of the tile, small enough for the second-level cache when it is used for many tokens.
+/// Rows a task covers: a multiple of the tile, or of a panel of coded rows, small enough for the second-level cache when it is used for many tokens.
 fn rows_per_task(weight: MatrixView<'_>, tokens: usize, threads: usize) -> usize {
-    let stored = weight.palette.map_or(weight.cols * weight.dtype.size(), |p| p.index_bytes() / weight.rows);
+    let stored = match (weight.palette, weight.coded) {
+        (Some(palette), _) => palette.index_bytes() / weight.rows,
+        (_, Some(coded)) => coded.size() / weight.rows,
+        _ => weight.cols * weight.dtype.size(),
+    };
+    let tile = if weight.coded.is_some() { coded::ROWS } else { TILE_ROWS };
     let row_bytes = stored.max(1);
     let bytes = if tokens == 1 { 256 << 10 } else { 128 << 10 };
-    let cached = (bytes / row_bytes).max(TILE_ROWS);
+    let cached = (bytes / row_bytes).max(tile);
     // A few tasks for each thread, so that a slowed core can be helped.
     let balanced = weight.rows.div_ceil(threads * 4);
     // Handing over less work than this costs more than doing it.
     let worth = MIN_TASK.div_ceil((weight.cols * tokens).max(1));
-    cached.min(balanced).max(worth).next_multiple_of(TILE_ROWS)
+    cached.min(balanced).max(worth).next_multiple_of(tile)
 }
 
 fn run_rows(context: &Context, x: Input<'_>, tokens: usize, task: &Task<'_>, start: usize, end: usize) {
     let w = task.weight;
-    let row_bytes = if w.palette.is_some() { 0 } else { w.cols * w.dtype.size() };
+    let is_plain = w.palette.is_none() && w.coded.is_none();
+    let row_bytes = if is_plain { w.cols * w.dtype.size() } else { 0 };
     let rows = Rows {
         data: &w.bytes[start * row_bytes..end * row_bytes],
         dtype: w.dtype,
@@ -210,9 +247,10 @@ fn run_rows(context: &Context, x: Input<'_>, tokens: usize, task: &Task<'_>, sta
         tokens,
         ahead: &[],
     };
-    match (w.palette, w.compact) {
-        (Some(palette), _) => palette::run(context.level(), &rows, palette, x),
-        (None, Some(compact)) if compact.is_lossless() || matches!(x, Input::Bf16(_)) => {
+    match (w.coded, w.palette, w.compact) {
+        (Some(coded), ..) => coded_rows(context.level(), &rows, coded, x, end),
+        (_, Some(palette), _) => palette::run(context.level(), &rows, palette, x),
+        (.., Some(compact)) if compact.is_lossless() || matches!(x, Input::Bf16(_)) => {
             compact::run(context.level(), &rows, compact, x);
         }
         _ => multiply(context.level(), &rows, x),
@@ -228,9 +266,32 @@ fn run_rows(context: &Context, x: Input<'_>, tokens: usize, task: &Task<'_>, sta
     }
 }
 
+/// Rows of a coded matrix: by their codes where the input is rounded, else expanded block by block.
+fn coded_rows(level: Level, rows: &Rows<'_>, matrix: &Coded, x: Input<'_>, end: usize) {
+    if let Input::Rounded(_, x) = x {
+        assert_eq!(x.tokens(), rows.tokens, "rounded tokens");
+        return coded::run(level, matrix, x, (rows.out_start, end), rows.out);
+    }
+    let mut buffer = [0.0f32; coded::BUFFER];
+    let most = (coded::BUFFER / rows.cols).min(TILE_ROWS);
+    let mut first = rows.out_start;
+    while first < end {
+        let count = most.min(end - first);
+        let lines = &mut buffer[..count * rows.cols];
+        for (row, line) in (first..).zip(lines.chunks_exact_mut(rows.cols)) {
+            matrix.expand_row(row, line);
+        }
+        // SAFETY: numbers are plain bytes.
+        let data = unsafe { std::slice::from_raw_parts(lines.as_ptr().cast::<u8>(), size_of_val(lines)) };
+        let block = Rows { data, dtype: DType::F32, count, out_start: first, ..*rows };
+        multiply(level, &block, x);
+        first += count;
+    }
+}
+
 fn multiply(level: Level, rows: &Rows<'_>, x: Input<'_>) {
     match x {
-        Input::F32(x) => f32_dot::run(level, rows, x),
+        Input::F32(x) | Input::Rounded(x, _) => f32_dot::run(level, rows, x),
         Input::Bf16(x) => bf16_dot::run(level, rows, x),
     }
 }

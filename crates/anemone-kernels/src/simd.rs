@@ -169,6 +169,14 @@ impl<T> Shared<T> {
         self.0
     }
 
+    /// The address of an element.
+    ///
+    /// Panics when there is none.
+    pub(crate) fn pointer(&self, index: usize) -> *mut T {
+        assert!(index < self.1, "shared pointer out of bounds");
+        self.0.wrapping_add(index)
+    }
+
     /// # Safety
     /// No other thread may touch `start..start + len` while the slice lives.
     #[allow(clippy::mut_from_ref, reason = "disjointness is the caller's contract")]

@@ -3,6 +3,7 @@
 //! This crate knows nothing of models, files' formats or arithmetic: it is the vocabulary the others share.
 
 mod arena;
+mod blocks;
 mod bytes;
 mod dtype;
 mod fp16;
@@ -12,6 +13,7 @@ mod shape;
 mod tensor;
 
 pub use arena::Arena;
+pub use blocks::{BLOCK, BlockError, BlockFormat, Blocks, Piece, six_bits};
 pub use bytes::Bytes;
 pub use dtype::DType;
 pub use fp16::{BeyondFp16, append_fp16};
