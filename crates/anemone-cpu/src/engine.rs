@@ -39,6 +39,7 @@ pub struct Engine {
 pub(crate) struct Shared {
     pub(crate) context: Context,
     pub(crate) reduced: bool,
+    rounds: bool,
     scratch: Mutex<Scratch>,
 }
 
@@ -69,13 +70,16 @@ impl Engine {
         let options = Options { chunk: options.chunk.max(1), ..options };
         let context = Context::with_level(threads, level);
         let mut scratch = Scratch::default();
-        let reduced = options.arithmetic == Arithmetic::Fast && level.has_bf16_products();
-        scratch.act.reduced = reduced;
+        let fast = options.arithmetic == Arithmetic::Fast;
+        // Coded weights have products of their own, whose activations are best rounded from all their bits.
+        let rounds = fast && model.is_coded();
+        let reduced = fast && level.has_bf16_products() && !rounds;
+        (scratch.act.reduced, scratch.act.rounds) = (reduced, rounds);
         if model.promotion.layout == Layout::Packed && !model.is_packed() {
             model.pack(may_compact(level, reduced))?;
         }
         let state = State::new(&model, &options);
-        let shared = Arc::new(Shared { context, reduced, scratch: Mutex::new(scratch) });
+        let shared = Arc::new(Shared { context, reduced, rounds, scratch: Mutex::new(scratch) });
         Ok(Self { model, shared, options, context_len, state, logits: Vec::new() })
     }
 
@@ -131,6 +135,11 @@ impl Engine {
     /// Whether products round their inputs to bf16.
     pub fn has_reduced_products(&self) -> bool {
         self.shared.reduced
+    }
+
+    /// Whether products with coded weights round their inputs to 8 bits.
+    pub fn has_rounded_products(&self) -> bool {
+        self.shared.rounds
     }
 
     /// Most tokens it can hold.
@@ -311,7 +320,11 @@ impl Engine {
 
     /// What decides the bits of a block besides the model's weights and the tokens: arithmetic, instruction set, layers.
     pub fn block_format(&self) -> String {
-        let products = if self.has_reduced_products() { "bf16" } else { "f32" };
+        let products = match (self.shared.rounds, self.has_reduced_products()) {
+            (true, _) => "int8",
+            (_, true) => "bf16",
+            _ => "f32",
+        };
         let (version, level) = (env!("CARGO_PKG_VERSION"), self.context().level().name());
         format!("cpu {version} {level} {products} {BORDER} {}", self.state.describe_layers())
     }

@@ -1,6 +1,6 @@
 //! A pass over some tokens: embedding, blocks, final norm, head.
 
-use anemone_kernels::{Context, MatrixView, Product, matmul, rms_norm, rope_table, widen_rows};
+use anemone_kernels::{Context, Product, matmul, rms_norm, rope_table, widen_rows};
 
 use crate::layer::{self, Pass, Run};
 use crate::model::Model;
@@ -30,8 +30,7 @@ pub(crate) fn blocks(
     }
     let pass = Pass { tokens: tokens.len(), hidden, runs: &runs };
     let n = tokens.len() * hidden;
-    let table = MatrixView::new(model.embedding()).expect("a checked matrix of floats");
-    widen_rows(context, table, &tokens, sized(&mut s.x, n));
+    widen_rows(context, model.embedding(), &tokens, sized(&mut s.x, n));
     rotations(model, s, pass);
     if let Some(tap) = &mut tap {
         tap("model.embed_tokens", &s.x[..n]);
@@ -71,7 +70,8 @@ pub(crate) fn head(
     rms_norm(context, x, &norm.weight, norm.eps, s.act.output(count * hidden));
     let weight = model.head.view();
     s.observer.show(&[model.head_name()], count, s.act.input(count * hidden));
-    matmul(context, s.act.input(count * hidden), count, &mut [Product { weight, bias: None, out: logits }]);
+    let x = s.act.ready(context, count * hidden, count);
+    matmul(context, x, count, &mut [Product { weight, bias: None, out: logits }]);
 }
 
 fn rotations(model: &Model, s: &mut Scratch, pass: Pass<'_>) {

@@ -106,7 +106,7 @@ fn attend(
     if let Some(gate) = &w.gate {
         maps.push((gate, sized(&mut s.gate, tokens * shape.heads)));
     }
-    multiply(context, &mut s.observer, s.act.input(tokens * hidden), tokens, maps);
+    multiply(context, &mut s.observer, s.act.ready(context, tokens * hidden, tokens), tokens, maps);
     for (norm, x) in [(&w.q_norm, &mut s.q[..q_len]), (&w.k_norm, &mut s.k[..kv_len])] {
         if let Some(norm) = norm {
             rms_norm_in_place(context, x, &norm.weight, norm.eps);
@@ -133,7 +133,8 @@ fn attend(
     }
     s.act.set(attended);
     let y = sized(&mut s.y, tokens * hidden);
-    multiply(context, &mut s.observer, s.act.input(q_len), tokens, vec![(&w.o, y)]);
+    let x = s.act.ready(context, q_len, tokens);
+    multiply(context, &mut s.observer, x, tokens, vec![(&w.o, y)]);
 }
 
 const MADE_FOR: &str = "a state is made from its model's layers";
@@ -148,7 +149,8 @@ fn convolve(
     let Pass { tokens, hidden, runs } = pass;
     let n = tokens * hidden;
     let bcx = sized(&mut s.bcx, 3 * n);
-    multiply(context, &mut s.observer, s.act.input(n), tokens, vec![(&w.in_proj, bcx)]);
+    let x = s.act.ready(context, n, tokens);
+    multiply(context, &mut s.observer, x, tokens, vec![(&w.in_proj, bcx)]);
     for (run, state) in runs.iter().zip(states) {
         let LayerState::ShortConv(history) = &mut state.layers[index] else { unreachable!("{MADE_FOR}") };
         let bcx = &s.bcx[run.of(3 * hidden)];
@@ -161,7 +163,8 @@ fn convolve(
         short_conv(context, z, bcx, &w.taps, w.bias.as_deref(), hidden, out);
     }
     let y = sized(&mut s.y, n);
-    multiply(context, &mut s.observer, s.act.input(n), tokens, vec![(&w.out_proj, y)]);
+    let x = s.act.ready(context, n, tokens);
+    multiply(context, &mut s.observer, x, tokens, vec![(&w.out_proj, y)]);
 }
 
 fn gated(context: &Context, w: &GatedWeights, s: &mut Scratch, pass: Pass<'_>) {
@@ -171,11 +174,12 @@ fn gated(context: &Context, w: &GatedWeights, s: &mut Scratch, pass: Pass<'_>) {
     multiply(
         context,
         &mut s.observer,
-        s.act.input(tokens * hidden),
+        s.act.ready(context, tokens * hidden, tokens),
         tokens,
         vec![(&w.gate, &mut *gate), (&w.up, &mut *up)],
     );
     silu_mul(context, gate, up, s.act.output(inner));
     let y = sized(&mut s.y, tokens * hidden);
-    multiply(context, &mut s.observer, s.act.input(inner), tokens, vec![(&w.down, y)]);
+    let x = s.act.ready(context, inner, tokens);
+    multiply(context, &mut s.observer, x, tokens, vec![(&w.down, y)]);
 }

@@ -1,13 +1,15 @@
 use std::sync::OnceLock;
 
 use anemone_checkpoint::{Weights, scan_non_finite};
-use anemone_kernels::{Compact, MatrixView, Woven};
+use anemone_kernels::{Coded, Compact, MatrixView, Woven};
 use anemone_models::WeightRef;
-use anemone_tensor::{Arena, Bytes, Palettized, Segment, Tensor};
+use anemone_tensor::{Arena, Blocks, Bytes, Palettized, Segment, Tensor};
 
 use crate::Error;
 
 /// A weight matrix where it is stored and, once moved, in large pages of our own. Products are the same from both.
+///
+/// One in coded blocks is read only once it is moved.
 #[derive(Debug)]
 pub(crate) struct Matrix {
     stored: Stored,
@@ -18,10 +20,12 @@ pub(crate) struct Matrix {
 enum Stored {
     Tensor(Tensor),
     Palettized(Palettized),
+    Coded(Blocks),
 }
 
 #[derive(Debug)]
 enum Moved {
+    Coded(Coded),
     Copy(Tensor),
     Compact(Compact),
     Woven(Woven),
@@ -40,17 +44,33 @@ impl Matrix {
 
     /// Reads a weight in the form products want it.
     pub(crate) fn load(weight: &WeightRef, weights: &dyn Weights) -> Result<Self, Error> {
+        if let Some(blocks) = weight.load_blocks(weights)?.filter(Coded::takes) {
+            return Ok(Self { stored: Stored::Coded(blocks), moved: OnceLock::new() });
+        }
         match weight.load_palettized(weights)?.and_then(Self::palettized) {
             Some(matrix) => Ok(matrix),
             None => Ok(Self::new(weight.load(weights)?)),
         }
     }
 
-    /// The tensor, unless the matrix is palettized.
+    /// Reads a weight whose rows are looked up.
+    pub(crate) fn rows_of(weight: &WeightRef, weights: &dyn Weights) -> Result<Self, Error> {
+        match weight.load_blocks(weights)?.filter(Coded::takes) {
+            Some(blocks) => Ok(Self { stored: Stored::Coded(blocks), moved: OnceLock::new() }),
+            None => Ok(Self::new(weight.load(weights)?)),
+        }
+    }
+
+    /// Whether it is in coded blocks.
+    pub(crate) fn is_coded(&self) -> bool {
+        matches!(self.stored, Stored::Coded(_))
+    }
+
+    /// The tensor, unless the matrix is palettized or coded.
     pub(crate) fn tensor(&self) -> Option<&Tensor> {
         match &self.stored {
             Stored::Tensor(tensor) => Some(tensor),
-            Stored::Palettized(_) => None,
+            Stored::Palettized(_) | Stored::Coded(_) => None,
         }
     }
 
@@ -59,6 +79,7 @@ impl Matrix {
         match &self.stored {
             Stored::Tensor(tensor) => tensor.shape()[0],
             Stored::Palettized(matrix) => matrix.rows(),
+            Stored::Coded(matrix) => matrix.rows(),
         }
     }
 
@@ -67,11 +88,15 @@ impl Matrix {
         match &self.stored {
             Stored::Tensor(tensor) => vec![tensor.bytes()],
             Stored::Palettized(matrix) => matrix.segments().map(Segment::indices).collect(),
+            Stored::Coded(matrix) => vec![matrix.bytes()],
         }
     }
 
     /// Lengths of what moving it takes.
     pub(crate) fn lengths(&self) -> Vec<usize> {
+        if let Stored::Coded(blocks) = &self.stored {
+            return vec![Coded::len_of(blocks)];
+        }
         self.runs().iter().map(|run| run.len()).collect()
     }
 
@@ -104,6 +129,15 @@ impl Matrix {
         match &self.stored {
             Stored::Tensor(tensor) => scan_non_finite(tensor),
             Stored::Palettized(matrix) => matrix.find_non_finite(),
+            Stored::Coded(matrix) => matrix.find_non_finite(),
+        }
+    }
+
+    /// A view of what is stored, whose rows can be read.
+    pub(crate) fn stored_view(&self) -> MatrixView<'_> {
+        match &self.stored {
+            Stored::Tensor(tensor) => MatrixView::new(tensor).expect("a checked matrix of floats"),
+            _ => self.view(),
         }
     }
 
@@ -113,6 +147,8 @@ impl Matrix {
             // Small pages are read faster in several streams, large ones in one.
             (Some(Moved::Copy(copy)), _) => checked(copy).with_sequential(true),
             (Some(Moved::Compact(compact)), Stored::Tensor(stored)) => checked(stored).with_compact(compact),
+            (Some(Moved::Coded(coded)), _) => MatrixView::coded(coded).expect("checked when it was loaded"),
+            (_, Stored::Coded(_)) => unreachable!("coded matrices are laid out at load"),
             (Some(Moved::Woven(woven)), _) => MatrixView::woven(woven).expect("checked when it was made"),
             (_, Stored::Tensor(stored)) => checked(stored),
             (_, Stored::Palettized(matrix)) => {
@@ -127,6 +163,8 @@ impl Matrix {
             (Some(Moved::Compact(compact)), _) => compact.size(),
             (_, Stored::Tensor(tensor)) => tensor.bytes().len(),
             (_, Stored::Palettized(matrix)) => matrix.size(),
+            (Some(Moved::Coded(coded)), _) => coded.size(),
+            (_, Stored::Coded(blocks)) => blocks.bytes().len(),
         }
     }
 
@@ -142,6 +180,10 @@ impl Matrix {
             Stored::Palettized(matrix) => {
                 let woven = Woven::new(matrix, |len, fill| arena.push_with(len, fill));
                 Moved::Woven(woven.expect("the arena was reserved for this"))
+            }
+            Stored::Coded(blocks) => {
+                let coded = Coded::new(blocks, |len, fill| arena.push_with(len, fill));
+                Moved::Coded(coded.expect("the arena was reserved for this"))
             }
             Stored::Tensor(stored) => {
                 let plan = if compact { Compact::plan(stored) } else { None };

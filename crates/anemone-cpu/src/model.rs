@@ -1,7 +1,6 @@
 use anemone_checkpoint::{Weights, scan_non_finite};
-use anemone_kernels::AttentionShape;
+use anemone_kernels::{AttentionShape, MatrixView};
 use anemone_models::{Ffn, Gated, Linear, Mixer, Norm, Rope, Stack, WeightRef};
-use anemone_tensor::Tensor;
 
 use crate::matrix::Matrix;
 use crate::promote::Promotion;
@@ -12,7 +11,7 @@ use crate::{Error, Layout};
 pub struct Model {
     pub(crate) stack: Stack,
     /// The embedding, where it is not the head or the head is palettized.
-    embedding: Option<Tensor>,
+    embedding: Option<Matrix>,
     pub(crate) blocks: Vec<Block>,
     pub(crate) final_norm: NormWeight,
     pub(crate) head: Matrix,
@@ -119,17 +118,29 @@ impl Model {
         let mut loader = Loader::new(weights);
         let tied = stack.is_tied();
         let head = Matrix::load(if tied { &stack.embedding } else { &stack.head }, weights)?;
-        let shared = tied && head.tensor().is_some();
-        let embedding = if shared { None } else { Some(stack.embedding.load(weights)?) };
+        let shared = tied && (head.tensor().is_some() || head.is_coded());
+        let embedding = if shared { None } else { Some(Matrix::rows_of(&stack.embedding, weights)?) };
         let blocks = stack.blocks.iter().map(|b| loader.block(b)).collect::<Result<_, _>>()?;
         let final_norm = loader.norm(&stack.final_norm)?;
         let promotion = Promotion::new(layout);
-        Ok(Self { embedding, blocks, final_norm, head, promotion, ropes: loader.ropes, stack })
+        let model = Self { embedding, blocks, final_norm, head, promotion, ropes: loader.ropes, stack };
+        model.lay_out()?;
+        Ok(model)
     }
 
     /// The embedding matrix, `[vocab_size, hidden]`.
-    pub(crate) fn embedding(&self) -> &Tensor {
-        self.embedding.as_ref().or_else(|| self.head.tensor()).expect("one of them is a tensor")
+    pub(crate) fn embedding(&self) -> MatrixView<'_> {
+        self.embedding.as_ref().map_or_else(|| self.head.stored_view(), Matrix::view)
+    }
+
+    /// The embedding where it is a matrix of its own.
+    pub(crate) fn embedding_matrix(&self) -> Option<&Matrix> {
+        self.embedding.as_ref()
+    }
+
+    /// Whether any matrix is in coded blocks.
+    pub fn is_coded(&self) -> bool {
+        self.matrices().iter().any(|m| m.is_coded())
     }
 
     /// Name of the head's weight.
@@ -180,9 +191,10 @@ impl Model {
         let bad = |name: &str, index: Option<usize>| {
             index.map(|index| Error::NonFiniteWeight { name: name.to_string(), index })
         };
-        bad(&self.stack.embedding.name, scan_non_finite(self.embedding()))
+        let embedding = self.embedding.as_ref().and_then(Matrix::find_non_finite);
+        bad(&self.stack.embedding.name, embedding)
             .or_else(|| self.linears().into_iter().find_map(|l| bad(&l.name, l.weight.find_non_finite())))
-            .or_else(|| bad(&self.stack.head.name, self.head.find_non_finite()))
+            .or_else(|| bad(self.head_name(), self.head.find_non_finite()))
     }
 
     /// Every linear map of the blocks, in the order a pass reads them.

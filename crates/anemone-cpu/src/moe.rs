@@ -10,7 +10,7 @@ pub(crate) fn forward(context: &Context, w: &MoeWeights, s: &mut Scratch, pass: 
     let Pass { tokens, hidden, .. } = pass;
     let experts = w.experts.len();
     let mut scores = vec![0.0f32; tokens * experts];
-    let x = s.act.input(tokens * hidden);
+    let x = s.act.ready(context, tokens * hidden, tokens);
     multiply(context, &mut s.observer, x, tokens, vec![(&w.router, &mut scores)]);
     let mut chosen = vec![Vec::new(); experts];
     for (t, scores) in scores.chunks_exact(experts).enumerate() {
@@ -19,7 +19,7 @@ pub(crate) fn forward(context: &Context, w: &MoeWeights, s: &mut Scratch, pass: 
         }
     }
     sized(&mut s.y, tokens * hidden).fill(0.0);
-    let mut act = Activations::new(s.act.reduced);
+    let mut act = Activations::like(&s.act);
     let mut out = Vec::new();
     for (expert, uses) in w.experts.iter().zip(&chosen) {
         if uses.is_empty() {
@@ -29,10 +29,11 @@ pub(crate) fn forward(context: &Context, w: &MoeWeights, s: &mut Scratch, pass: 
         gather(s.act.input(tokens * hidden), uses, hidden, act.output(count * hidden));
         let (gate, up) = (sized(&mut s.gate, inner), sized(&mut s.up, inner));
         let maps = vec![(&expert.gate, &mut *gate), (&expert.up, &mut *up)];
-        multiply(context, &mut s.observer, act.input(count * hidden), count, maps);
+        multiply(context, &mut s.observer, act.ready(context, count * hidden, count), count, maps);
         silu_mul(context, gate, up, act.output(inner));
         let out = sized(&mut out, count * hidden);
-        multiply(context, &mut s.observer, act.input(inner), count, vec![(&expert.down, &mut *out)]);
+        let x = act.ready(context, inner, count);
+        multiply(context, &mut s.observer, x, count, vec![(&expert.down, &mut *out)]);
         for ((t, weight), out) in uses.iter().zip(out.chunks_exact(hidden)) {
             for (y, o) in s.y[t * hidden..(t + 1) * hidden].iter_mut().zip(out) {
                 *y += weight * o;
@@ -57,7 +58,7 @@ fn choose(logits: &[f32], w: &MoeWeights) -> Vec<(usize, f32)> {
 fn gather(from: Input<'_>, uses: &[(usize, f32)], hidden: usize, to: Output<'_>) {
     let row = |t: usize| t * hidden..(t + 1) * hidden;
     match (from, to) {
-        (Input::F32(x), Output::F32(out)) => {
+        (Input::F32(x) | Input::Rounded(x, _), Output::F32(out)) => {
             for (out, (t, _)) in out.chunks_exact_mut(hidden).zip(uses) {
                 out.copy_from_slice(&x[row(*t)]);
             }
@@ -67,7 +68,7 @@ fn gather(from: Input<'_>, uses: &[(usize, f32)], hidden: usize, to: Output<'_>)
                 out.copy_from_slice(&x[row(*t)]);
             }
         }
-        (Input::F32(x), Output::Bf16(out)) => {
+        (Input::F32(x) | Input::Rounded(x, _), Output::Bf16(out)) => {
             for (out, (t, _)) in out.chunks_exact_mut(hidden).zip(uses) {
                 round_to_bf16(&x[row(*t)], out);
             }

@@ -66,15 +66,30 @@ impl Model {
         self.advance(1, compact)
     }
 
+    /// The matrices that are not laid out at load as it is.
+    fn movable(&self) -> Vec<&Matrix> {
+        self.matrices().into_iter().filter(|m| !m.is_coded()).collect()
+    }
+
+    /// Lays coded matrices out in large pages, in the order a pass reads them.
+    pub(crate) fn lay_out(&self) -> Result<(), Error> {
+        let coded: Vec<&Matrix> =
+            self.matrices().into_iter().chain(self.embedding_matrix()).filter(|m| m.is_coded()).collect();
+        let lengths: Vec<usize> = coded.iter().flat_map(|m| m.lengths()).collect();
+        let mut arena = Arena::reserve(&lengths).map_err(Error::Pack)?;
+        coded.into_iter().for_each(|matrix| matrix.move_to(&mut arena, false));
+        Ok(())
+    }
+
     fn matrix_bytes(&self) -> usize {
-        self.matrices().iter().map(|m| m.len()).sum()
+        self.movable().iter().map(|m| m.len()).sum()
     }
 
     /// Whether moving is worth it here: a large model in mapped files, large pages, and room.
     fn may_promote(&self) -> bool {
         let bytes = self.matrix_bytes();
         bytes >= SMALLEST
-            && self.matrices().iter().all(|m| m.is_mapped())
+            && self.movable().iter().all(|m| m.is_mapped())
             && has_large_pages()
             && crate::engine::available_mib().is_some_and(|free| (bytes >> 20) as u64 + MARGIN_MIB < free)
     }
@@ -86,7 +101,7 @@ impl Model {
         if matches!(*work, Work::Over) {
             return Ok(());
         }
-        let matrices: Vec<&Matrix> = self.matrices();
+        let matrices: Vec<&Matrix> = self.movable();
         if matches!(*work, Work::Waiting) {
             if self.promotion.layout == Layout::Auto && !self.may_promote() {
                 *work = Work::Over;

@@ -1,4 +1,4 @@
-use anemone_kernels::{Input, Output};
+use anemone_kernels::{Context, Input, Output, Rounded};
 use half::bf16;
 
 /// Buffers of a pass, grown to the largest one seen.
@@ -37,7 +37,7 @@ impl Observer {
     pub(crate) fn show(&mut self, names: &[&str], tokens: usize, x: Input<'_>) {
         let Some(observe) = &mut self.0 else { return };
         match x {
-            Input::F32(x) => observe(names, tokens, x),
+            Input::F32(x) | Input::Rounded(x, _) => observe(names, tokens, x),
             Input::Bf16(x) => observe(names, tokens, &x.iter().map(|v| v.to_f32()).collect::<Vec<_>>()),
         }
     }
@@ -49,17 +49,26 @@ impl std::fmt::Debug for Observer {
     }
 }
 
-/// Activations in the type products want them: bf16 where those products are native and allowed, f32 elsewhere.
+/// Activations in the type products want them: bf16 where those products are native and allowed, f32 elsewhere, with 8 bits beside
+/// them for weights in coded blocks.
 #[derive(Debug, Default)]
 pub(crate) struct Activations {
     pub(crate) reduced: bool,
+    /// Whether f32 activations are rounded for coded weights.
+    pub(crate) rounds: bool,
     full: Vec<f32>,
     half: Vec<bf16>,
+    rounded: Rounded,
 }
 
 impl Activations {
     pub(crate) fn new(reduced: bool) -> Self {
         Self { reduced, ..Self::default() }
+    }
+
+    /// Empty ones of the same types.
+    pub(crate) fn like(other: &Self) -> Self {
+        Self { rounds: other.rounds, ..Self::new(other.reduced) }
     }
 
     pub(crate) fn output(&mut self, len: usize) -> Output<'_> {
@@ -80,6 +89,15 @@ impl Activations {
 
     pub(crate) fn input(&self, len: usize) -> Input<'_> {
         if self.reduced { Input::Bf16(&self.half[..len]) } else { Input::F32(&self.full[..len]) }
+    }
+
+    /// [`Activations::input`] of `tokens` tokens, rounded where that is wanted and possible.
+    pub(crate) fn ready(&mut self, context: &Context, len: usize, tokens: usize) -> Input<'_> {
+        if self.rounds && !self.reduced && Rounded::takes(len / tokens.max(1)) {
+            self.rounded.fill(context, &self.full[..len], tokens);
+            return Input::Rounded(&self.full[..len], &self.rounded);
+        }
+        self.input(len)
     }
 
     /// [`gather`] of either buffer.

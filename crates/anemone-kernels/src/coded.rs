@@ -106,6 +106,11 @@ impl Layout {
 }
 
 impl Coded {
+    /// Whether products take a matrix: its rows are not too long to be expanded.
+    pub fn takes(blocks: &Blocks) -> bool {
+        blocks.cols() <= BUFFER
+    }
+
     /// Bytes that [`Coded::new`] asks for.
     pub fn len_of(blocks: &Blocks) -> usize {
         Layout::new(blocks).len()

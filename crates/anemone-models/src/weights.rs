@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 
 use anemone_checkpoint::Weights;
-use anemone_tensor::{Palettized, Shape, Tensor};
+use anemone_tensor::{Blocks, Palettized, Shape, Tensor};
 
 use crate::{Error, Stack};
 
@@ -63,6 +63,19 @@ impl WeightRef {
             return Ok(None);
         }
         let Some(matrix) = weights.palettized(&self.name)? else { return Ok(None) };
+        let found = Shape::from([matrix.rows(), matrix.cols()]);
+        if found != self.shape {
+            return Err(Error::Shape { name: self.name.clone(), expected: self.shape.clone(), found });
+        }
+        Ok(Some(matrix))
+    }
+
+    /// Reads a whole matrix in coded blocks, checked against its shape; `None` where it is not stored so.
+    pub fn load_blocks(&self, weights: &dyn Weights) -> Result<Option<Blocks>, Error> {
+        if self.part.is_some() {
+            return Ok(None);
+        }
+        let Some(matrix) = weights.blocks(&self.name)? else { return Ok(None) };
         let found = Shape::from([matrix.rows(), matrix.cols()]);
         if found != self.shape {
             return Err(Error::Shape { name: self.name.clone(), expected: self.shape.clone(), found });
