@@ -103,11 +103,14 @@ class Llama:
     tool: Path
     model: Path
     setting: Setting
+    # Whether weights may be laid out anew when they are loaded.
+    repack: bool = True
 
     name = "llama.cpp"
 
     def _command(self, mode: str, *arguments: str) -> list[str]:
-        return [str(self.tool), mode, str(self.model), str(self.setting.threads), str(self.setting.ctx), *arguments]
+        tool = [str(self.tool)] if self.repack else ["env", "ARM_PLAIN=1", str(self.tool)]
+        return [*tool, mode, str(self.model), str(self.setting.threads), str(self.setting.ctx), *arguments]
 
     def rate(self, test: str) -> dict:
         s = self.setting

@@ -52,7 +52,9 @@ static struct arm load(const char *path, int threads, int ctx) {
     double start = now();
     llama_log_set(quiet, NULL);
     llama_backend_init();
-    arm.model = llama_model_load_from_file(path, llama_model_default_params());
+    struct llama_model_params model = llama_model_default_params();
+    if (getenv("ARM_PLAIN")) model.use_extra_bufts = false;
+    arm.model = llama_model_load_from_file(path, model);
     if (!arm.model) fail("the model did not load", "convert it again");
     arm.load_seconds = now() - start;
     start = now();

@@ -31,13 +31,23 @@ BARS = {
     "bf16": {"tg64": ">= 1.2, goal 1.5", "pp512": ">= 1.15", "first token, process": "<= 1.0"},
 }
 
+# Formats made of the f16 twin by llama.cpp's own quantizer, with the number it knows them by. With `-plain` llama.cpp keeps the
+# weights as the file has them, which for some formats is its faster way to prefill.
+CODED = {"q8_0": 7, "q6_k": 18, "q5_k_m": 17, "q4_k_m": 15, "q4_k_m-plain": 15, "q4_1": 3, "q4_0": 2}
+BARS |= {
+    "q8_0": {"tg64": ">= 1.6, goal 2.4", "pp512": ">= 2.0"},
+    "q4_0": {"tg64": ">= 1.6, goal 2.0", "pp512": ">= 2.0"},
+    "q6_k": {"pp512": ">= 1.4"},
+    "q4_k_m-plain": {"pp512": ">= 1.4"},
+}
+
 # How far the fastest probe around a pair may be from the slowest.
 STEADY = 1.25
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--dtypes", default="f16,bf16", help="weight types, separated by commas: f16, bf16, f32")
+    parser.add_argument("--dtypes", default="f16,bf16", help=f"weight types, separated by commas: f16, bf16, f32, {', '.join(CODED)}")
     parser.add_argument("--preset", default="lfm2-350m", help="shape of the random checkpoint (see cargo xtask checkpoint --help)")
     parser.add_argument("--tests", default="tg64,pp512", help="pp<N> feeds N tokens at once, tg<N> one by one")
     parser.add_argument("--rounds", type=int, default=7, help="times each arm runs")
@@ -63,8 +73,8 @@ def parse() -> argparse.Namespace:
             parser.error(f"--tests: {test} after --depth {options.depth} does not fit --ctx {options.ctx}; raise --ctx")
     if options.check_tokens > min(options.ctx, 512):
         parser.error("--check-tokens is more than --ctx or 512; lower it")
-    if unknown := set(options.dtypes.split(",")) - {"f16", "bf16", "f32"}:
-        parser.error(f"--dtypes: {min(unknown)!r} is unknown; give f16, bf16 or f32")
+    if unknown := set(options.dtypes.split(",")) - {"f16", "bf16", "f32", *CODED}:
+        parser.error(f"--dtypes: {min(unknown)!r} is unknown; give f16, bf16, f32, {', '.join(CODED)}")
     return options
 
 
@@ -88,6 +98,30 @@ def checkpoint(work: Path, preset: str, dtype: str) -> tuple[Path, Path]:
         say(f"converting {directory.name}")
         convert(directory, gguf)
     return directory, gguf
+
+
+def quantized(work: Path, preset: str, dtype: str, source: Path) -> Path:
+    """The file in coded blocks that both arms read, made by llama.cpp if absent."""
+    name = dtype.removesuffix("-plain")
+    gguf = work / f"{preset}-{name}.gguf"
+    if not gguf.exists() or gguf.stat().st_mtime < source.stat().st_mtime:
+        say(f"quantizing to {name}")
+        import llama_cpp
+
+        parameters = llama_cpp.llama_model_quantize_default_params()
+        parameters.ftype = CODED[dtype]
+        temporary = gguf.with_suffix(".part")
+        if llama_cpp.llama_model_quantize(str(source).encode(), str(temporary).encode(), ctypes.byref(parameters)):
+            raise ArmError(f"llama.cpp could not quantize {source} to {name}")
+        temporary.rename(gguf)
+    return gguf
+
+
+def stored_bytes(gguf: Path) -> int:
+    """Bytes of the matrices of a GGUF file, the embedding once."""
+    from gguf import GGUFReader
+
+    return sum(int(t.n_bytes) for t in GGUFReader(gguf).tensors if len(t.shape) == 2 and t.shape[0] > 32)
 
 
 def binary(options: argparse.Namespace) -> Path:
@@ -119,7 +153,7 @@ class Run:
     def __init__(self, ours: Anemone, theirs: Llama, options: argparse.Namespace, bytes_per_token: int):
         self.arms = (ours, theirs)
         self.options = options
-        self.weights = weight_files(ours.model)[0]
+        self.weights = weight_files(ours.model)[0] if ours.model.is_dir() else ours.model
         self.bytes_per_token = bytes_per_token
         self.log: list[dict] = []
 
@@ -225,22 +259,26 @@ def summarise(run: Run, flops: float, weights: dict[str, int]) -> dict:
 
 
 def measure(options: argparse.Namespace, anemone: Path, dtype: str) -> dict:
-    directory, gguf = checkpoint(options.work, options.preset, dtype)
+    directory, gguf = checkpoint(options.work, options.preset, "f16" if dtype in CODED else dtype)
+    if dtype in CODED:
+        gguf = quantized(options.work, options.preset, dtype, gguf)
     setting = Setting(options.threads, options.ctx, options.depth, options.repeat, options.seed)
-    ours = Anemone(anemone, directory, setting, options.anemone_args.split())
-    theirs = Llama(options.work / "llama_arm", gguf, setting)
+    ours = Anemone(anemone, gguf if dtype in CODED else directory, setting, options.anemone_args.split())
+    theirs = Llama(options.work / "llama_arm", gguf, setting, repack=not dtype.endswith("-plain"))
     tensors = read_checkpoint(directory)
     vocab = tensors["model.embed_tokens.weight"].data.shape[0]
     tokens = [(i * 7919 + 13) % vocab for i in range(options.check_tokens)]
     say(f"{dtype}: comparing logits")
-    agreed = agreement.check(ours, theirs, tokens, options.work)
+    agreed = agreement.check(ours, theirs, tokens, options.work, coded=dtype in CODED)
     matrices = {name: t.data for name, t in tensors.items() if t.data.ndim == 2}
     embedding = matrices.pop("model.embed_tokens.weight")
     matrices.pop("lm_head.weight", None)
     # Decode reads each matrix once, and the head, tied or not, is as large as the embedding.
-    run = Run(ours, theirs, options, sum(m.nbytes for m in matrices.values()) + embedding.nbytes)
+    read = stored_bytes(gguf) if dtype in CODED else sum(m.nbytes for m in matrices.values()) + embedding.nbytes
+    run = Run(ours, theirs, options, read)
     run.rounds()
-    sizes = {ours.name: sum(p.stat().st_size for p in weight_files(directory)), theirs.name: gguf.stat().st_size}
+    own = gguf.stat().st_size if dtype in CODED else sum(p.stat().st_size for p in weight_files(directory))
+    sizes = {ours.name: own, theirs.name: gguf.stat().st_size}
     summary = summarise(run, 2.0 * sum(m.size for m in matrices.values()), sizes)
     return {"agreement": agreed, "bytes_per_token": run.bytes_per_token} | summary
 

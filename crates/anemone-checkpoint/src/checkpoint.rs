@@ -146,6 +146,11 @@ impl Checkpoint {
         self.gguf.as_deref()
     }
 
+    /// The directory or the file it was read from; `None` when the files are in memory.
+    pub fn path(&self) -> Option<&Path> {
+        self.gguf().or_else(|| self.dir())
+    }
+
     /// `config.json` as it stands, keys in file order.
     pub fn config(&self) -> &Map<String, Value> {
         &self.config

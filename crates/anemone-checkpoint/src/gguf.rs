@@ -9,6 +9,7 @@ mod metadata;
 mod names;
 mod tokenizer;
 mod weights;
+mod write;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use serde_json::Value;
 
 pub use file::{GgufFile, GgufTensor, TensorType};
 pub use metadata::{Metadata, MetadataValue};
+pub use write::{GgufPlan, GgufValue, GgufWriter};
 
 use crate::Error;
 use weights::GgufWeights;

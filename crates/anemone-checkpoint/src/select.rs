@@ -104,7 +104,7 @@ fn alone(names: &[String], indexed: Option<&[String]>) -> Selection {
         }
         [] if !with(".gguf").is_empty() => Selection::Nothing(
             present(),
-            "GGUF is not supported yet: download the safetensors checkpoint of this model",
+            "pass one of the GGUF files itself as the model",
         ),
         [] => Selection::Nothing(
             present(),
@@ -172,7 +172,7 @@ mod tests {
             other => panic!("{other:?}"),
         };
         assert!(remedy(&["pytorch_model.bin"]).contains("convert the PyTorch"));
-        assert!(remedy(&["m.gguf"]).contains("GGUF is not supported"));
+        assert!(remedy(&["m.gguf"]).contains("one of the GGUF files itself"));
         assert!(remedy(&["adapter_model.safetensors"]).contains("merge"));
         assert!(remedy(&["a.safetensors", "b.safetensors"]).contains("name the file"));
         assert!(remedy(&[]).contains("download `model.safetensors`"));

@@ -6,6 +6,7 @@ mod arena;
 mod blocks;
 mod bytes;
 mod dtype;
+mod encode;
 mod fp16;
 mod metrics;
 mod palettized;

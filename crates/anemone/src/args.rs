@@ -20,7 +20,7 @@ pub(crate) const DECISION_MODEL_HELP: &str =
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Model")]
 pub(crate) struct ModelArgs {
-    /// Model directory, its config.json or a safetensors file, or a hub id `org/name[@revision]`
+    /// Model directory, its config.json, a safetensors or GGUF file, or a hub id `org/name[@revision]`
     /// [default: the built-in model stories-lfm2]
     #[arg(long, short = 'm', value_name = "PATH|ID")]
     pub(crate) model: Option<PathBuf>,

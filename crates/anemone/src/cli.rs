@@ -12,7 +12,7 @@ use tracing_subscriber::{Layer, Registry};
 
 use crate::commands::{
     bench, cache, chat, completions, convert, decide, doctor, forward, inspect, man, palettize, perplexity,
-    probe, run, selftest, serve, validate, verify,
+    probe, quantize, run, selftest, serve, validate, verify,
 };
 use crate::env::Environment;
 use crate::output;
@@ -55,6 +55,7 @@ enum Command {
     Perplexity(perplexity::Args),
     Convert(Box<convert::Args>),
     Palettize(Box<palettize::Args>),
+    Quantize(quantize::Args),
     Verify(Box<verify::Args>),
     Validate(Box<validate::Args>),
     Probe(probe::Args),
@@ -113,6 +114,7 @@ pub(crate) fn run() -> Result<ExitCode> {
         Command::Perplexity(args) => perplexity::run(&args, &shell),
         Command::Convert(args) => convert::run(&args, &shell),
         Command::Palettize(args) => palettize::run(&args, &shell),
+        Command::Quantize(args) => quantize::run(&args, &shell),
         Command::Verify(args) => verify::run(&args, &shell),
         Command::Validate(args) => validate::run(&args, &shell),
         Command::Probe(args) => probe::run(&args, &shell),

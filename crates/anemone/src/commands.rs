@@ -15,6 +15,7 @@ pub(crate) mod mixed;
 pub(crate) mod palettize;
 pub(crate) mod perplexity;
 pub(crate) mod probe;
+pub(crate) mod quantize;
 pub(crate) mod run;
 pub(crate) mod selftest;
 pub(crate) mod serve;

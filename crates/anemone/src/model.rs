@@ -219,7 +219,7 @@ pub(crate) fn locate(args: &ModelArgs, shell: &Shell) -> Result<Option<PathBuf>>
             return download(id, args, shell).map(Some);
         }
         bail!(
-            "--model {}: no such file or directory; pass a model directory, its config.json or a safetensors file, \
+            "--model {}: no such file or directory; pass a model directory, its config.json, a safetensors or GGUF file, \
              or a hub id `org/name[@revision]`",
             path.display()
         );
@@ -231,7 +231,7 @@ pub(crate) fn locate(args: &ModelArgs, shell: &Shell) -> Result<Option<PathBuf>>
 /// Describes the model and checks its tensors' names and shapes.
 pub(crate) fn stack(checkpoint: &Checkpoint) -> Result<Stack> {
     anemone_models::load(checkpoint.config(), &*checkpoint.weights()).with_context(|| {
-        checkpoint.dir().map_or_else(|| checkpoint.name().to_owned(), |d| d.display().to_string())
+        checkpoint.path().map_or_else(|| checkpoint.name().to_owned(), |d| d.display().to_string())
     })
 }
 

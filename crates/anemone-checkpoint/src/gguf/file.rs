@@ -50,6 +50,14 @@ impl TensorType {
         }
     }
 
+    /// The number of the type in the format.
+    pub(super) fn id(self) -> u32 {
+        if let Self::Other(id) = self {
+            return id;
+        }
+        (0..=30).find(|id| Self::of(*id) == self).expect("every type that is carried has a number")
+    }
+
     /// Name, as in GGUF.
     pub fn name(self) -> String {
         match self {
@@ -76,7 +84,7 @@ impl TensorType {
     }
 
     /// Bytes of rows of `cols` elements, `None` when they are no whole blocks; `Some(None)` when the type is not carried.
-    fn bytes(self, cols: usize, rows: usize) -> Option<Option<usize>> {
+    pub(super) fn bytes(self, cols: usize, rows: usize) -> Option<Option<usize>> {
         match self {
             Self::Plain(dtype) => cols.checked_mul(rows)?.checked_mul(dtype.size()).map(Some),
             Self::Blocks(format) => format.row_bytes(cols)?.checked_mul(rows).map(Some),

@@ -151,3 +151,36 @@ fn what_is_no_supported_model_is_refused_by_key() {
     let part = Build::new(3, 0, 1).text("split.count").u32(2).raw(&3u16.to_le_bytes());
     assert!(refused(part).contains("key `split.count` is 3: the file is a part"));
 }
+
+#[test]
+fn what_is_written_is_read_again() {
+    let metadata = [
+        ("a".to_owned(), GgufValue::U32(7)),
+        ("b".to_owned(), GgufValue::F32(0.5)),
+        ("c".to_owned(), GgufValue::Flag(true)),
+        ("d".to_owned(), GgufValue::Text("word".to_owned())),
+        ("e".to_owned(), GgufValue::Texts(vec!["x".to_owned(), String::new()])),
+        ("f".to_owned(), GgufValue::Ints(vec![-1, 2])),
+        ("g".to_owned(), GgufValue::Flags(vec![true, false])),
+    ];
+    let kinds = [TensorType::Blocks(anemone_tensor::BlockFormat::Q4_0), TensorType::Plain(anemone_tensor::DType::F16)];
+    let plan = |(i, kind): (usize, TensorType)| GgufPlan { name: format!("t{i}"), kind, shape: vec![3, 32] };
+    let plans: Vec<GgufPlan> = kinds.into_iter().enumerate().map(plan).collect();
+    let mut writer = GgufWriter::new(Vec::new(), &metadata, &plans).unwrap();
+    writer.tensor(&[1; 54]).unwrap();
+    writer.tensor(&[2; 192]).unwrap();
+    let file = GgufFile::parse("x.gguf", writer.finish().unwrap().into()).unwrap();
+    let read = file.metadata();
+    assert_eq!((read.count("a").unwrap(), read.number("b").unwrap()), (Some(7), Some(0.5)));
+    assert_eq!((read.flag("c").unwrap(), read.text("d").unwrap()), (Some(true), Some("word")));
+    assert_eq!(read.texts("e").unwrap().unwrap(), ["x", ""]);
+    assert_eq!(read.ints("f").unwrap().unwrap(), [-1, 2]);
+    assert_eq!(read.ints("g").unwrap().unwrap(), [1, 0]);
+    for (i, (len, fill)) in [(54, 1u8), (192, 2)].into_iter().enumerate() {
+        let tensor = file.tensor(&format!("t{i}")).unwrap();
+        assert_eq!((tensor.kind, &tensor.shape[..]), (kinds[i], &[3, 32][..]));
+        assert_eq!(tensor.bytes[..], vec![fill; len]);
+    }
+    let bad = GgufPlan { name: "t".to_owned(), kind: kinds[0], shape: vec![3, 33] };
+    assert!(GgufWriter::new(Vec::new(), &[], &[bad]).unwrap_err().to_string().contains("no length"));
+}

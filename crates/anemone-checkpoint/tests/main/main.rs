@@ -4,6 +4,7 @@
 
 mod broken;
 mod fixtures;
+mod gguf;
 #[cfg(feature = "hub")]
 mod hub;
 mod mutations;

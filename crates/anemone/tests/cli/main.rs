@@ -11,6 +11,7 @@ mod decision_bundle;
 mod emulator;
 mod errors;
 mod forward;
+mod gguf;
 mod goldens;
 mod hub;
 mod inspect_decision;

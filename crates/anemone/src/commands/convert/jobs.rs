@@ -116,7 +116,7 @@ pub(super) fn run(
     });
     bar.finish_and_clear();
     let done = done?;
-    let mut sha256 = if checkpoint.dir().is_some() { BTreeMap::new() } else { demo::sha256() };
+    let mut sha256 = if checkpoint.path().is_some() { BTreeMap::new() } else { demo::sha256() };
     for done in done {
         match done {
             Done::Package(package) => writer.add(package),
@@ -146,6 +146,10 @@ fn jobs(checkpoint: &Checkpoint, stack: &Stack, plan: &Plan) -> Result<Vec<(Job,
             let bytes = std::fs::metadata(&path)?.len();
             jobs.insert(jobs.len().min(1), (Job::Hash(name.into(), path), bytes));
         }
+    }
+    if let Some(path) = checkpoint.gguf() {
+        let name = checkpoint.files().first().map_or_else(String::new, |file| file.name.clone());
+        jobs.insert(jobs.len().min(1), (Job::Hash(name, path.to_owned()), checkpoint.weight_bytes()));
     }
     jobs.push((Job::Embedding, row * stack.vocab_size as u64));
     jobs.extend(plan.head.iter().enumerate().map(|(i, rows)| (Job::Head(i), row * rows.len() as u64)));
