@@ -57,13 +57,22 @@ impl Checkpoint {
     }
 
     fn read_gguf(path: &Path) -> Result<Self, Error> {
-        let (gguf::Snapshot { files, weights }, bytes) = gguf::snapshot(path)?;
-        let file = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-        let name = path.file_stem().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-        let source = Source::Memory { name: path.display().to_string(), files };
+        let mapped = fs::File::open(path).and_then(|file| Bytes::map(&file));
+        let bytes = mapped.map_err(|source| Error::Io { action: "map", path: path.to_owned(), source })?;
+        Ok(Self { gguf: Some(path.to_owned()), ..Self::from_gguf(&path.display().to_string(), bytes)? })
+    }
+
+    /// A GGUF file in memory, which messages call `label`.
+    pub fn from_gguf(label: &str, bytes: Bytes) -> Result<Self, Error> {
+        let size = bytes.len() as u64;
+        let gguf::Snapshot { files, weights } = gguf::snapshot(label, bytes)?;
+        let path = Path::new(label);
+        let part = |part: Option<&std::ffi::OsStr>| part.map(|n| n.to_string_lossy().into_owned());
+        let name = part(path.file_stem()).unwrap_or_default();
+        let source = Source::Memory { name: label.to_owned(), files };
         let read = Self::with(source, name, weights, &[])?;
-        let files = vec![FileInfo { name: file, bytes }];
-        Ok(Self { files, weight_bytes: bytes, gguf: Some(path.to_owned()), ..read })
+        let files = vec![FileInfo { name: part(path.file_name()).unwrap_or_default(), bytes: size }];
+        Ok(Self { files, weight_bytes: size, ..read })
     }
 
     /// A snapshot compiled into the program: file names and contents, as they would be in a directory.

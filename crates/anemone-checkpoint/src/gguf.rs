@@ -11,7 +11,6 @@ mod tokenizer;
 mod weights;
 mod write;
 
-use std::path::Path;
 use std::sync::Arc;
 
 use anemone_tensor::Bytes;
@@ -31,11 +30,8 @@ pub(crate) struct Snapshot {
 }
 
 /// Reads a GGUF file of a supported architecture.
-pub(crate) fn snapshot(path: &Path) -> Result<(Snapshot, u64), Error> {
-    let file = GgufFile::open(path)?;
-    let bytes = file.len();
-    let snapshot = read(file)?;
-    Ok((snapshot, bytes))
+pub(crate) fn snapshot(label: &str, bytes: Bytes) -> Result<Snapshot, Error> {
+    read(GgufFile::parse(label, bytes)?)
 }
 
 fn read(file: GgufFile) -> Result<Snapshot, Error> {

@@ -58,6 +58,8 @@ pub(super) struct Names {
 
 /// Most experts of a layer.
 const MOST_EXPERTS: usize = 1024;
+/// Most weights of a model, experts counted one by one.
+const MOST_WEIGHTS: usize = 1 << 18;
 
 /// Finds for every tensor of the file its name in a snapshot. A name that no rule knows is kept, for the model to refuse.
 pub(super) fn map(file: &GgufFile) -> Result<Names, Error> {
@@ -98,6 +100,13 @@ pub(super) fn map(file: &GgufFile) -> Result<Names, Error> {
                     problem: format!("has shape {shape:?}, expected [experts (at most {MOST_EXPERTS}), rows, columns]"),
                 });
             };
+            if sources.len() + count > MOST_WEIGHTS {
+                return Err(Error::GgufTensor {
+                    file: file.label().to_owned(),
+                    tensor: name.to_owned(),
+                    problem: format!("makes more than {MOST_WEIGHTS} weights, which no model has; download the file again"),
+                });
+            }
             for e in 0..count {
                 let source = Source { tensor: name.to_owned(), expert: Some(e), shape: vec![rows, cols] };
                 sources.insert(at(&format!("feed_forward.experts.{e}.{expert}.weight")), source);
