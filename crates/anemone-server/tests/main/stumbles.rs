@@ -46,11 +46,8 @@ fn a_prompt_that_is_too_long_is_told_of_what_the_model_can_hold() {
 fn a_model_of_the_other_kind_is_told_of_with_its_routes() {
     let languages = app(BatchOptions::default());
     runtime().block_on(async {
-        for path in [CHAT, "/v1/completions"] {
-            let body =
-                json!({"model": "demo", "messages": [{"role": "user", "content": "hi"}], "prompt": "x"});
-            let mut body = body;
-            body.as_object_mut().unwrap().remove(if path == CHAT { "prompt" } else { "messages" });
+        let chat = json!({"model": "demo", "messages": [{"role": "user", "content": "hi"}]});
+        for (path, body) in [(CHAT, chat), ("/v1/completions", json!({"model": "demo", "prompt": "x"}))] {
             let error = refused(&languages, path, body.to_string(), 404).await;
             says(&error, &["'demo' is a decision model", "/v1/systemone", "/v1/decisions", "use stories"]);
             assert_eq!((&error["code"], &error["param"]), (&"model_not_found".into(), &"model".into()));

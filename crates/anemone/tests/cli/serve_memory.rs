@@ -33,7 +33,7 @@ fn write_wide(dir: &Path) -> u64 {
             bytes.extend((0..hidden * WIDTH).flat_map(|_| {
                 seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 // bf16 of 2^-7 to 2^-6, of both signs.
-                (0x3c00 | (seed >> 40) as u16 & 0x807f).to_le_bytes()
+                (0x3c00 | ((seed >> 40) as u16 & 0x807f)).to_le_bytes()
             }));
         } else {
             let at = |i: usize| entry["data_offsets"][i].as_u64().unwrap() as usize;
