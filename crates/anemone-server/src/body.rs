@@ -56,7 +56,7 @@ pub(crate) async fn bytes(headers: &HeaderMap, body: Body, patience: Duration) -
 }
 
 fn too_large() -> Refusal {
-    let remedy = format!("this server reads up to {} bytes; send less in one request", LIMIT);
+    let remedy = format!("this server reads up to {LIMIT} bytes; send less in one request");
     Refusal::too_large("request body too large").with_remedy(remedy)
 }
 

@@ -162,13 +162,13 @@ impl Pool {
             })
         };
         let position = self.entries.iter().position(named).ok_or_else(|| self.unknown(name))?;
-        let language = match self.residency.running(self.entries[position].index) {
-            Some(language) => language,
-            None => {
-                let mut end = self.begin(position);
-                let told = deadline.bound(end.wait_for(Option::is_some)).await?;
-                told.ok().and_then(|told| told.clone()).ok_or_else(ApiError::failed)??
-            }
+        let running = self.residency.running(self.entries[position].index);
+        let language = if let Some(language) = running {
+            language
+        } else {
+            let mut end = self.begin(position);
+            let told = deadline.bound(end.wait_for(Option::is_some)).await?;
+            told.ok().and_then(|told| told.clone()).ok_or_else(ApiError::failed)??
         };
         Ok(language.with_deadline(deadline))
     }

@@ -33,7 +33,7 @@ const CLIENT_THREADS: usize = 2;
 /// Answer over HTTP: chats and completions of language models, typed questions by decision models
 ///
 /// Language models: POST /v1/chat/completions, /v1/completions and /v1/responses as OpenAI's API has them, /v1/messages as Anthropic's,
-/// streamed or not, POST /v1/messages/count_tokens, /tokenize and /detokenize, GET `/tokenizer_info`. Up to --max-sequences run together, token by token; a
+/// streamed or not, POST `/v1/messages/count_tokens`, /tokenize and /detokenize, GET `/tokenizer_info`. Up to --max-sequences run together, token by token; a
 /// client that goes stops its own. GET / is a page to chat and to ask in a browser. Bodies are JSON, plain or compressed with zstd.
 ///
 /// POST /v1/systemone takes {"state", "questions"} as `decide` does and POST /v1/systemone/batch {"states", "questions"}; both answer
