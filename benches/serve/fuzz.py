@@ -92,6 +92,9 @@ SEEDS = {
     "/tokenize": {"prompt": "once upon a time", "add_special_tokens": True},
     "/detokenize": {"tokens": [1, 2, 3]},
 }
+SEEDS["/v1/messages/count_tokens"] = {
+    key: SEEDS["/v1/messages"][key] for key in ["system", "messages", "tools", "tool_choice", "thinking"]
+}
 HARD = {"type": "string", "pattern": "(a|aa)*(b|[^b]{1,40}){1,40}c"}
 WIDE = {"type": "object", "properties": {f"p{i}": {"type": "string", "maxLength": i} for i in range(60)}}
 ODD = [
@@ -164,7 +167,7 @@ def shaped(path, status, data):
     error = json.loads(data)
     if path.startswith("/v1/systemone"):
         return set(error) == {"detail"} and isinstance(error["detail"], str) and error["detail"]
-    if path == "/v1/messages":
+    if path.startswith("/v1/messages"):
         return error["type"] == "error" and set(error["error"]) == {"type", "message"} and error["error"]["message"]
     inner = error["error"]
     return set(inner) == {"message", "type", "param", "code"} and inner["message"]

@@ -1,10 +1,11 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anemone_kernels::{Context, Level};
+use anemone_models::{Mixer, Stack};
 
 use crate::blocks::Block;
 use crate::forward::{self, Tap};
-use crate::model::{MixerWeights, Model};
+use crate::model::Model;
 use crate::scratch::{Observe, Scratch, sized};
 use crate::state::{BORDER, Snapshot, State};
 use crate::{Arithmetic, Error, Layout, Options};
@@ -360,19 +361,23 @@ impl Engine {
 impl Model {
     /// Bytes of caches and histories when `context_len` tokens are held.
     pub fn state_bytes(&self, options: &Options, context_len: usize) -> u64 {
-        let element = if options.arithmetic == Arithmetic::Exact { 4 } else { 2 };
-        let hidden = self.stack.hidden_size as u64;
-        let layer = |block: &crate::model::Block| match &block.mixer {
-            MixerWeights::Attention(a) => {
-                let rows =
-                    a.window.map_or(context_len, |w| context_len.min(w + options.chunk + options.rewind));
-                let width = a.shape.dim + a.shape.dim.next_multiple_of(16);
-                rows as u64 * (a.shape.kv_heads * width) as u64 * element
-            }
-            MixerWeights::ShortConv(c) => (c.reach + options.rewind) as u64 * hidden * 4,
-        };
-        self.blocks.iter().map(layer).sum()
+        state_bytes(&self.stack, options, context_len)
     }
+}
+
+/// Bytes of the caches and histories of a sequence of a model when it holds `context_len` tokens.
+pub fn state_bytes(stack: &Stack, options: &Options, context_len: usize) -> u64 {
+    let element = if options.arithmetic == Arithmetic::Exact { 4 } else { 2 };
+    let hidden = stack.hidden_size as u64;
+    let layer = |block: &anemone_models::Block| match &block.mixer {
+        Mixer::Attention(a) => {
+            let rows = a.window.map_or(context_len, |w| context_len.min(w + options.chunk + options.rewind));
+            let width = a.head_dim + a.head_dim.next_multiple_of(16);
+            rows as u64 * (a.kv_heads * width) as u64 * element
+        }
+        Mixer::ShortConv(c) => (c.taps - 1 + options.rewind) as u64 * hidden * 4,
+    };
+    stack.blocks.iter().map(layer).sum()
 }
 
 /// Whether weights may be moved in their compact form: where products round to bf16 anyway, and expanding is fast.

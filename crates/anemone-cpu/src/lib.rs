@@ -24,7 +24,7 @@ mod state;
 mod together;
 
 pub use blocks::Block;
-pub use engine::{Engine, LogitsOf};
+pub use engine::{Engine, LogitsOf, state_bytes};
 pub use error::Error;
 pub use laya::{ActionReadout, LayaEngine, LayaModel, Options as LayaOptions, Parallel, Row, Scores};
 pub use model::Model;

@@ -38,7 +38,7 @@ pub use prompt::{Limits, Prompt, StateTokens, Vocabulary};
 pub use question::{Kind, Question};
 pub use reference::{RecordedCase, RecordedRow, Reference};
 pub use route::{Hints, Route, Routes};
-pub use router::Router;
+pub use router::{Router, Use};
 pub use scorer::Scorer;
 pub use shortlist::Shortlist;
 pub use tournament::Tournament;

@@ -13,6 +13,15 @@ type Load<M> = Box<dyn FnMut(&str, &str) -> Result<M> + Send>;
 /// Names the models that must go before one is loaded.
 type MakeRoom = Box<dyn FnMut(&str) -> Result<Vec<String>> + Send>;
 
+/// That a model was needed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Use {
+    /// Its name.
+    pub model: String,
+    /// Why it could not be loaded; `None` when it was there, or came.
+    pub problem: Option<String>,
+}
+
 /// Models by name; as many as allowed stay in memory, and the one used longest ago goes first.
 pub struct Router<M = Decider> {
     routes: Routes,
@@ -21,6 +30,8 @@ pub struct Router<M = Decider> {
     make_room: Option<MakeRoom>,
     /// The one used last is the last.
     loaded: Vec<(String, M)>,
+    /// One for each model, the latest the last.
+    uses: Vec<Use>,
 }
 
 impl<M> fmt::Debug for Router<M> {
@@ -46,7 +57,14 @@ impl<M> Router<M> {
             let problem = "is 0; at least one model must stay in memory".to_owned();
             return Err(Error::Argument { name: "max_loaded", problem });
         }
-        Ok(Self { routes, load: Box::new(load), max_loaded, make_room: None, loaded: Vec::new() })
+        Ok(Self {
+            routes,
+            load: Box::new(load),
+            max_loaded,
+            make_room: None,
+            loaded: Vec::new(),
+            uses: Vec::new(),
+        })
     }
 
     /// Has `make_room` asked before a model is loaded; those it names go. Its error is that of the call that needed the model.
@@ -76,6 +94,16 @@ impl<M> Router<M> {
         self.loaded.iter().map(|(name, _)| name.as_str()).collect()
     }
 
+    /// The models that were needed since this was last asked, the one needed last the last.
+    pub fn take_uses(&mut self) -> Vec<Use> {
+        std::mem::take(&mut self.uses)
+    }
+
+    fn note(&mut self, model: &str, problem: Option<String>) {
+        self.uses.retain(|earlier| earlier.model != model);
+        self.uses.push(Use { model: model.to_owned(), problem });
+    }
+
     /// A model by name or alias, loaded if it is not yet. Room is made before, so that never more than allowed are in memory.
     pub fn model(&mut self, name: &str) -> Result<&mut M> {
         let (name, repo) = self.routes.find(name)?.clone();
@@ -89,9 +117,15 @@ impl<M> Router<M> {
                     self.unload(&gone);
                 }
             }
-            let model = (self.load)(&name, &repo)?;
-            (name, model)
+            match (self.load)(&name, &repo) {
+                Ok(model) => (name, model),
+                Err(error) => {
+                    self.note(&name, Some(error.to_string()));
+                    return Err(error);
+                }
+            }
         };
+        self.note(&entry.0, None);
         self.loaded.push(entry);
         let last = self.loaded.len() - 1;
         Ok(&mut self.loaded[last].1)
@@ -167,6 +201,14 @@ mod tests {
         assert_eq!(router.model("ml").unwrap(), "multilingual 4");
         assert_eq!(router.loaded(), ["typed-decisions", "multilingual"]);
         assert!(router.model("none").is_err());
+        let uses = router.take_uses();
+        let used: Vec<&str> = uses.iter().map(|each| each.model.as_str()).collect();
+        assert_eq!(
+            used,
+            ["english", "typed-decisions", "multilingual"],
+            "each once, in the order of the last"
+        );
+        assert!(uses.iter().all(|each| each.problem.is_none()) && router.take_uses().is_empty());
     }
 
     #[test]
@@ -192,6 +234,8 @@ mod tests {
         let fail = |_: &str, _: &str| -> Result<()> { Err(Error::NoState) };
         let mut router = Router::new(Routes::default(), 1, fail).unwrap();
         assert!(router.model("en").is_err() && router.loaded().is_empty());
+        let told = Use { model: "english".to_owned(), problem: Some(Error::NoState.to_string()) };
+        assert_eq!(router.take_uses(), [told]);
         assert!(Router::new(Routes::default(), 0, fail).is_err());
     }
 }

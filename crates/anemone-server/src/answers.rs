@@ -12,6 +12,8 @@ pub(crate) struct Ask {
     pub(crate) request: Request,
     pub(crate) tournament: Option<Tournament>,
     pub(crate) jev_strict: bool,
+    /// The name the caller asked for, where no model has it.
+    pub(crate) unknown: Option<String>,
 }
 
 impl Ask {
@@ -27,7 +29,16 @@ impl Ask {
             models.decide_all(&states, &self.questions, &self.hints, &self.request)?
         };
         let finish = if self.jev_strict { strict } else { extended };
-        Ok(results.into_iter().map(finish).collect())
+        Ok(results.into_iter().map(|result| finish(self.explained(result))).collect())
+    }
+
+    /// A result whose reason says that another model was asked for.
+    fn explained(&self, mut result: Value) -> Value {
+        let reason = result.get_mut("routing").and_then(|routing| routing.get_mut("reason"));
+        if let (Some(name), Some(Value::Text(reason))) = (&self.unknown, reason) {
+            *reason += &format!("; there is no model {} here", Value::text(name).quoted());
+        }
+        result
     }
 
     /// A result with `x_tournament` in the answers that took rounds.

@@ -16,18 +16,26 @@ use crate::openai::choice::{Choice, End, Taken};
 use crate::openai::generation::Usage;
 use crate::openai::refusal::{ApiError, Checked, respond};
 use crate::openai::stream::{self, Chunks, Piece};
-use reply::{Block, BlockDelta, ErrorBody, ErrorReply, Event, MessageUsage, Reply, Stop, StopReason};
+use crate::reading::read;
+use crate::requests::messages::{COUNT, REQUEST};
+use reply::{
+    Block, BlockDelta, ErrorBody, ErrorReply, Event, MessageUsage, Reply, Stop, StopReason, TokenCount,
+};
 
 pub(crate) async fn create(app: &App, request: Request) -> Response {
     answer(app, request).await.unwrap_or_else(|error| refuse(&error))
 }
 
+/// `/v1/messages/count_tokens`.
+pub(crate) async fn count(app: &App, request: Request) -> Response {
+    let counted = read(app, request, &COUNT, |mut fields, language| {
+        Ok(TokenCount { input_tokens: request::conversation(&mut fields, &language)?.ids.len() })
+    });
+    counted.await.map_or_else(|error| refuse(&error), |count| respond(&count))
+}
+
 async fn answer(app: &App, request: Request) -> Checked<Response> {
-    let (permit, bytes) = app.admit_bytes(request).await?;
-    let reader = app.clone();
-    let read = tokio::task::spawn_blocking(move || request::read(&reader, &bytes));
-    let (mut message, job, streamed) = read.await.map_err(|_| ApiError::failed())??;
-    drop(permit);
+    let (mut message, job, streamed) = read(app, request, &REQUEST, request::read).await?;
     let updates = message.language.submit(job).await.map_err(|r| ApiError::rejected(&r, "messages"))?;
     if streamed {
         return Ok(stream::respond(updates, 1, message));

@@ -10,6 +10,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::deadline::Deadline;
 use crate::guard::{self, Guard};
 use crate::key::Key;
 use crate::language::Language;
@@ -26,7 +27,7 @@ use crate::{
 };
 
 /// The paths of all routes without parameters.
-const PATHS: [&str; 17] = [
+const PATHS: [&str; 18] = [
     "/",
     "/health",
     "/ready",
@@ -38,6 +39,7 @@ const PATHS: [&str; 17] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/messages",
+    "/v1/messages/count_tokens",
     "/v1/responses",
     "/tokenize",
     "/detokenize",
@@ -109,7 +111,7 @@ struct Inner {
     options: Options,
     routes: Routes,
     worker: Worker,
-    pool: Pool,
+    pool: Arc<Pool>,
     room: Arc<Semaphore>,
     meters: ServerMeters,
     started: Instant,
@@ -137,14 +139,16 @@ impl App {
         }
         let worker = Worker::start(models, Arc::clone(&residency), options.request_timeout)?;
         let first = routes.models().len();
-        let pool = Pool::new(languages, first, residency, worker.clone(), options.request_timeout);
+        let pool = Arc::new(Pool::new(languages, first, residency, worker.clone()));
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let meters = ServerMeters::default();
+        meters.start(options.machine);
         Ok(Self(Arc::new(Inner {
             room: Arc::new(Semaphore::new(max)),
             routes,
             worker,
             pool,
-            meters: ServerMeters::default(),
+            meters,
             started: Instant::now(),
             created: since.as_secs(),
             stopping: AtomicBool::new(false),
@@ -189,6 +193,7 @@ impl App {
             .route("/v1/chat/completions", post(chat))
             .route("/v1/completions", post(complete))
             .route("/v1/messages", post(message))
+            .route("/v1/messages/count_tokens", post(count_tokens))
             .route("/v1/responses", post(respond))
             .route("/tokenize", post(tokenize))
             .route("/detokenize", post(detokenize))
@@ -252,13 +257,23 @@ impl App {
         Ok((permit, body::parse(&bytes)?))
     }
 
+    /// The permit of a request that shows the key where one is needed, if there is room.
+    pub(crate) fn enter(&self, headers: &HeaderMap) -> std::result::Result<OwnedSemaphorePermit, Refusal> {
+        self.authorise(headers)?;
+        Arc::clone(&self.0.room).try_acquire_owned().map_err(|_| Refusal::busy())
+    }
+
+    /// When a request that begins now must have ended.
+    pub(crate) fn deadline(&self) -> Deadline {
+        Deadline::after(self.0.options.request_timeout)
+    }
+
     /// The permit of a request that was let in, and the bytes of its body.
     pub(crate) async fn admit_bytes(
         &self,
         request: Request,
     ) -> std::result::Result<(OwnedSemaphorePermit, Bytes), Refusal> {
-        self.authorise(request.headers())?;
-        let permit = Arc::clone(&self.0.room).try_acquire_owned().map_err(|_| Refusal::busy())?;
+        let permit = self.enter(request.headers())?;
         let (parts, content) = request.into_parts();
         let bytes = body::bytes(&parts.headers, content, self.options().body_timeout).await?;
         if self.options().log_bodies {
@@ -267,9 +282,14 @@ impl App {
         Ok((permit, bytes))
     }
 
-    /// The language model of a name, the first one without. It may have to be loaded: not to be called where nothing may block.
-    pub(crate) fn language(&self, name: Option<&str>) -> Checked<Language> {
-        self.0.pool.language(name)
+    /// The language model of a name, the first one without, which may have to be loaded.
+    pub(crate) async fn language(&self, name: Option<&str>, deadline: Deadline) -> Checked<Language> {
+        if let Some(name) = name.filter(|name| !self.is_language(name))
+            && self.0.routes.find(name).is_ok()
+        {
+            return Err(ApiError::decides(name, self.pool().shown().map(|model| model.name)));
+        }
+        self.0.pool.language(name, deadline).await
     }
 
     /// Whether a language model has this name.
@@ -299,31 +319,40 @@ impl App {
         self.0.stopping.store(true, Ordering::Relaxed);
     }
 
-    /// What a broken model is told of by, if there is one.
-    fn broken(&self) -> Option<Refusal> {
-        let name = self.0.pool.residency().broken()?;
-        let detail = format!(
-            "the model '{name}' has ended or cannot be loaded; the server's log says why, restart the server"
-        );
+    /// What is said when no model can answer; those who may know are told which and why.
+    fn broken(&self, headers: &HeaderMap) -> Option<Refusal> {
+        let residency = self.0.pool.residency();
+        if residency.has_whole() {
+            return None;
+        }
+        let mut detail = "no model of this server can answer".to_owned();
+        if self.knows(headers) {
+            for (name, problem) in residency.broken() {
+                detail += &format!("; '{name}': {problem}");
+            }
+        }
+        detail += "; a model is tried again when a request asks for it";
         Some(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, detail))
     }
 }
 
 async fn health(State(app): State<App>, headers: HeaderMap) -> Response {
-    if let Some(broken) = app.broken() {
+    if let Some(broken) = app.broken(&headers) {
         return broken.into_response();
     }
     json(&models::health(&app, app.knows(&headers)))
 }
 
-async fn ready(State(app): State<App>) -> Response {
+async fn ready(State(app): State<App>, headers: HeaderMap) -> Response {
     if app.0.stopping.load(Ordering::Relaxed) {
         return Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "the server is ending").into_response();
     }
-    match app.broken() {
-        Some(broken) => broken.into_response(),
-        None => json(&Value::Map(vec![("status".to_owned(), Value::text("ready"))])),
+    if let Some(broken) = app.broken(&headers) {
+        return broken.into_response();
     }
+    // As of /health, others learn no more than that it is.
+    let failed = if app.knows(&headers) { models::failed(&app) } else { None };
+    json(&models::map([("status", Value::text("ready"))].into_iter().chain(failed)))
 }
 
 async fn list(State(app): State<App>, headers: HeaderMap) -> Response {
@@ -399,15 +428,16 @@ async fn message(State(app): State<App>, request: Request) -> Response {
     anthropic::create(&app, request).await
 }
 
+async fn count_tokens(State(app): State<App>, request: Request) -> Response {
+    anthropic::count(&app, request).await
+}
+
 async fn tokenize(State(app): State<App>, request: Request) -> Response {
     tokens::tokenize(&app, request).await.unwrap_or_else(IntoResponse::into_response)
 }
 
 async fn tokenizer(State(app): State<App>, headers: HeaderMap) -> Response {
-    match app.authorise(&headers) {
-        Ok(()) => tokenizer_info::answer(&app).await.unwrap_or_else(IntoResponse::into_response),
-        Err(refusal) => ApiError::from(refusal).into_response(),
-    }
+    tokenizer_info::answer(&app, &headers).await.unwrap_or_else(IntoResponse::into_response)
 }
 
 async fn detokenize(State(app): State<App>, request: Request) -> Response {

@@ -27,14 +27,18 @@ const WINDOW_LOG: u32 = 23;
 /// Reads a body.
 pub(crate) async fn bytes(headers: &HeaderMap, body: Body, patience: Duration) -> Result<Bytes, Refusal> {
     let compressed = is_compressed(headers)?;
-    let large = || Refusal::too_large("request body too large");
+    let large = too_large;
     let announced = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
     if announced.is_some_and(|length| length > LIMIT as u64) {
         return Err(large());
     }
     let read = tokio::time::timeout(patience, Limited::new(body, LIMIT).collect()).await;
-    let read =
-        read.map_err(|_| Refusal::new(StatusCode::REQUEST_TIMEOUT, "request body was not received in time"))?;
+    let read = read.map_err(|_| {
+        let seconds = patience.as_secs_f64();
+        Refusal::new(StatusCode::REQUEST_TIMEOUT, "request body was not received in time").with_remedy(
+            format!("send it within {seconds} s, or start the server with a longer --body-timeout"),
+        )
+    })?;
     let whole = read.map_err(|error| {
         if error.is::<LengthLimitError>() {
             large()
@@ -49,6 +53,11 @@ pub(crate) async fn bytes(headers: &HeaderMap, body: Body, patience: Duration) -
         return Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail));
     }
     if compressed { inflate(&whole) } else { Ok(whole) }
+}
+
+fn too_large() -> Refusal {
+    let remedy = format!("this server reads up to {LIMIT} bytes; send less in one request");
+    Refusal::too_large("request body too large").with_remedy(remedy)
 }
 
 fn is(headers: &HeaderMap, name: HeaderName, matches: impl Fn(&str) -> bool) -> bool {
@@ -80,7 +89,7 @@ fn inflate(bytes: &[u8]) -> Result<Bytes, Refusal> {
     let mut whole = Vec::new();
     decoder.take(LIMIT as u64 + 1).read_to_end(&mut whole).map_err(invalid)?;
     if whole.len() > LIMIT {
-        return Err(Refusal::too_large("request body too large"));
+        return Err(too_large());
     }
     Ok(whole.into())
 }

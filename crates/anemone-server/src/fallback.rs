@@ -14,7 +14,7 @@ pub(crate) async fn missing(uri: Uri) -> Response {
 
 /// 405 at a path that is one.
 pub(crate) async fn method(method: Method, uri: Uri) -> Response {
-    let detail = if is_openai(uri.path()) || uri.path() == "/v1/messages" {
+    let detail = if is_openai(uri.path()) || uri.path().starts_with("/v1/messages") {
         format!("Method Not Allowed: {method} {}", uri.path())
     } else {
         "Method Not Allowed".to_owned()
@@ -32,7 +32,7 @@ fn is_openai(path: &str) -> bool {
 
 /// A refusal in the shape of the clients of a path.
 pub(crate) fn refuse(status: StatusCode, detail: impl Into<String>, path: &str) -> Response {
-    if path == "/v1/messages" {
+    if path.starts_with("/v1/messages") {
         return anthropic::refuse(&ApiError::new(status, detail));
     }
     if is_openai(path) {

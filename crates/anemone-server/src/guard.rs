@@ -3,7 +3,7 @@
 //! A browser lets any page send requests to this machine, and a page whose name is made to mean this machine can read the answers as
 //! well. Both tell on themselves by a header.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use axum::extract::{Request, State};
 use axum::http::header::{HOST, ORIGIN};
@@ -20,6 +20,8 @@ use crate::fallback;
 pub struct Guard {
     /// Names the server goes by besides those of this machine; any without.
     pub hosts: Option<Vec<String>>,
+    /// Whether requests to an address, which no page can make its own name mean, are answered whatever the names.
+    pub addresses: bool,
     /// Origins of other pages that may use it, as `https://example.org`, or `*` for all.
     pub origins: Vec<String>,
 }
@@ -49,10 +51,14 @@ impl Guard {
         };
         if let (Some(hosts), Some(host)) = (&self.hosts, &host) {
             let name = host.host();
-            if !is_this_machine(name) && !hosts.iter().any(|known| known.eq_ignore_ascii_case(name)) {
+            let known = is_this_machine(name)
+                || self.addresses && is_address(name)
+                || hosts.iter().any(|known| known.eq_ignore_ascii_case(name));
+            if !known {
                 let shown = name.chars().take(100).collect::<String>();
                 return Some(format!(
-                    "this server does not go by the name '{shown}'; start it with --allow-host"
+                    "this server does not go by the name '{shown}'; ask for it by its address, or start it with --allow-host {shown} or \
+                     an API key"
                 ));
             }
         }
@@ -75,6 +81,12 @@ fn is_this_machine(name: &str) -> bool {
     name.eq_ignore_ascii_case("localhost")
         || name == "[::1]"
         || name.parse::<Ipv4Addr>().is_ok_and(|address| address.is_loopback())
+}
+
+/// Whether it is an address and no name.
+fn is_address(name: &str) -> bool {
+    let inner = name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    inner.map_or_else(|| name.parse::<Ipv4Addr>().is_ok(), |inner| inner.parse::<Ipv6Addr>().is_ok())
 }
 
 #[cfg(test)]
@@ -107,6 +119,19 @@ mod tests {
             assert!(problem.is_some(), "{host}");
         }
         assert_eq!(Guard::default().refusal(&headers(&[("host", "evil.example")])), None);
+    }
+
+    #[test]
+    fn addresses_are_answered_where_names_could_be_anybodys() {
+        let guard = Guard { hosts: Some(Vec::new()), addresses: true, ..Guard::default() };
+        for host in ["192.168.1.7:8000", "10.0.0.1", "[fe80::1]:8000", "localhost:8000", "127.0.0.1"] {
+            assert_eq!(guard.refusal(&headers(&[("host", host)])), None, "{host}");
+        }
+        for host in ["evil.example", "10.0.0.1.evil.example:8000", "10.0.0", "[evil]"] {
+            assert!(guard.refusal(&headers(&[("host", host)])).is_some(), "{host}");
+        }
+        let problem = guard.refusal(&headers(&[("host", "box.lan:8000")])).unwrap();
+        assert!(problem.contains("--allow-host box.lan") && problem.contains("API key"), "{problem}");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 mod meters;
 mod worker;
 
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use anemone_session::{
@@ -13,6 +13,7 @@ use anemone_session::{
 use tokio::sync::{mpsc, oneshot};
 
 use crate::Result;
+use crate::deadline::Deadline;
 use crate::openai::refusal::ApiError;
 pub(crate) use meters::Meters;
 use worker::Command;
@@ -32,6 +33,8 @@ pub struct LanguageModel<E> {
     pub defaults: GenerateOptions,
     /// Sequences at once.
     pub batch: BatchOptions,
+    /// Most tokens a context of the model could hold, the engine's own perhaps being shorter.
+    pub max_context: usize,
 }
 
 /// A language model that runs; a clone is the same one.
@@ -39,7 +42,19 @@ pub struct LanguageModel<E> {
 pub struct Language {
     inner: Arc<Inner>,
     /// When what is submitted must have ended.
-    deadline: Option<Instant>,
+    deadline: Deadline,
+    /// What a request has.
+    _loan: Option<Loan>,
+}
+
+/// Keeps when a request gave a model back.
+#[derive(Debug, Clone)]
+struct Loan(Arc<Mutex<Instant>>);
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
 }
 
 #[derive(Debug)]
@@ -52,6 +67,7 @@ struct Inner {
     format: ToolFormat,
     defaults: GenerateOptions,
     context_len: usize,
+    max_context: usize,
     max_sequences: usize,
     /// Gone when the thread is.
     thread: Weak<()>,
@@ -59,6 +75,8 @@ struct Inner {
     commands: std::sync::mpsc::Sender<Command>,
     meters: Arc<Meters>,
     restartable: bool,
+    /// When a request last gave it back.
+    given_back: Arc<Mutex<Instant>>,
 }
 
 /// A model on its way out of memory.
@@ -107,26 +125,21 @@ pub(crate) enum Update {
 #[derive(Debug)]
 pub(crate) struct Updates {
     receiver: mpsc::UnboundedReceiver<(usize, Update)>,
-    deadline: Option<tokio::time::Instant>,
+    deadline: Deadline,
 }
 
 /// Steps that were put together of others, which have their deadlines.
 impl From<mpsc::UnboundedReceiver<(usize, Update)>> for Updates {
     fn from(receiver: mpsc::UnboundedReceiver<(usize, Update)>) -> Self {
-        Self { receiver, deadline: None }
+        Self { receiver, deadline: Deadline::default() }
     }
 }
 
 impl Updates {
     /// The next step; a failure when the time is up, none when the thread is gone.
     pub(crate) async fn recv(&mut self) -> Option<(usize, Update)> {
-        let next = self.receiver.recv();
-        match self.deadline {
-            None => next.await,
-            Some(deadline) => tokio::time::timeout_at(deadline, next)
-                .await
-                .unwrap_or_else(|_| Some((0, Update::Failed(ApiError::late())))),
-        }
+        let next = self.deadline.bound(self.receiver.recv()).await;
+        next.unwrap_or_else(|late| Some((0, Update::Failed(late))))
     }
 }
 
@@ -135,8 +148,19 @@ impl Updates {
 pub(crate) enum Rejected {
     /// It cannot be run.
     Error(anemone_session::Error),
+    /// Its prompt does not fit.
+    TooLong {
+        /// Its tokens.
+        prompt: usize,
+        /// Tokens the model holds here.
+        context: usize,
+        /// Tokens it could hold.
+        most: usize,
+    },
     /// The thread is gone.
     Stopped,
+    /// It was not looked at in time.
+    Late,
 }
 
 impl Language {
@@ -150,7 +174,7 @@ impl Language {
         meters: &Arc<Meters>,
         restartable: bool,
     ) -> Result<Self> {
-        let LanguageModel { name, engine, tokenizer, template, defaults, batch } = model;
+        let LanguageModel { name, engine, tokenizer, template, defaults, batch, max_context } = model;
         let (tokenizer, meters) = (Arc::new(tokenizer), Arc::clone(meters));
         let context_len = engine.context_len();
         let max_sequences = batch.max_sequences;
@@ -166,14 +190,16 @@ impl Language {
             format,
             defaults,
             context_len,
+            max_context,
             max_sequences,
             thread,
             room,
             commands,
             meters,
             restartable,
+            given_back: Arc::new(Mutex::new(Instant::now())),
         };
-        Ok(Self { inner: Arc::new(inner), deadline: None })
+        Ok(Self { inner: Arc::new(inner), deadline: Deadline::default(), _loan: None })
     }
 
     /// The name requests know it by.
@@ -235,8 +261,18 @@ impl Language {
     }
 
     /// The same model for a request that must have ended by then.
-    pub(crate) fn with_deadline(self, deadline: Option<Instant>) -> Self {
+    pub(crate) fn with_deadline(self, deadline: Deadline) -> Self {
         Self { deadline, ..self }
+    }
+
+    /// The same model for a request, which uses it until it drops it.
+    pub(crate) fn lent(&self) -> Self {
+        Self { _loan: Some(Loan(Arc::clone(&self.inner.given_back))), ..self.clone() }
+    }
+
+    /// When a request last gave it back; when it was started, where none did.
+    pub(crate) fn given_back(&self) -> Instant {
+        *self.inner.given_back.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether no request has it.
@@ -260,8 +296,14 @@ impl Language {
         let (accepted, answer) = oneshot::channel();
         let command = Command { job, events, accepted, span: tracing::Span::current() };
         self.inner.commands.send(command).map_err(|_| Rejected::Stopped)?;
-        match answer.await {
-            Ok(Ok(())) => Ok(Updates { receiver, deadline: self.deadline.map(Into::into) }),
+        // It may be at a long prompt of another.
+        match self.deadline.bound(answer).await.map_err(|_| Rejected::Late)? {
+            Ok(Ok(())) => Ok(Updates { receiver, deadline: self.deadline }),
+            Ok(Err(anemone_session::Error::PromptTooLong { prompt, .. })) => Err(Rejected::TooLong {
+                prompt,
+                context: self.inner.context_len,
+                most: self.inner.max_context,
+            }),
             Ok(Err(error)) => Err(Rejected::Error(error)),
             Err(_) => Err(Rejected::Stopped),
         }

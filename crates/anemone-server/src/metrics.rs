@@ -52,7 +52,7 @@ impl ServerMeters {
         self.answered.get_or_create(&labels).inc();
     }
 
-    /// Joules the machine's parts took since they were first asked. A count that went back began anew, and what it has since is added;
+    /// Joules the machine's parts took since they were first asked, which is when the server was started. A count that went back began anew, and what it has since is added;
     /// what was between is not known.
     fn energy(&self, machine: Machine) -> Joules {
         let now = machine.energy.map(|energy| energy()).unwrap_or_default();
@@ -69,6 +69,22 @@ impl ServerMeters {
         }
         parts.iter().map(|part| (part.name.clone(), part.taken)).collect()
     }
+
+    /// Begins to count.
+    pub(crate) fn start(&self, machine: Machine) {
+        self.energy(machine);
+    }
+}
+
+/// Joules by part, and by part for each token the language models generated: all the machine took since the server was started, also
+/// while it had nothing to do. None of it where the machine does not tell, and nothing for each token where there is none.
+fn energies(app: &App) -> (Joules, Joules) {
+    let joules = app.meters().energy(app.options().machine);
+    let tokens: u64 = app.pool().shown().map(|model| model.meters.generated()).sum();
+    let each =
+        joules.iter().filter(|_| tokens > 0).map(|(part, joules)| (part.clone(), joules / tokens as f64));
+    let each = each.collect();
+    (joules, each)
 }
 
 /// A part of the machine that takes energy.
@@ -88,12 +104,20 @@ pub(crate) fn text(app: &App) -> Response {
     if let Some(bytes) = machine.resident.and_then(|resident| resident()) {
         gauge(&mut registry, "resident_memory", "Memory of the process", bytes);
     }
-    for (domain, joules) in app.meters().energy(machine) {
+    let (energy, each) = energies(app);
+    for (domain, joules) in energy {
         let label = (Cow::from("domain"), Cow::from(domain));
         let counter: Counter<f64, AtomicU64> = Counter::default();
         counter.inc_by(joules);
         let registry = registry.sub_registry_with_label(label);
         registry.register_with_unit("energy", "Energy a part of the machine took", Unit::Joules, counter);
+    }
+    for (domain, joules) in each {
+        let gauge: Gauge<f64, AtomicU64> = Gauge::default();
+        gauge.set(joules);
+        let registry = registry.sub_registry_with_label((Cow::from("domain"), Cow::from(domain)));
+        let help = "The same for each token generated, with what was taken when there was nothing to do";
+        registry.register_with_unit("energy_per_token", help, Unit::Joules, gauge);
     }
     registry.register("http_answers", "Answers by route and status", app.meters().answered.clone());
     let decisions = app.worker().meters();

@@ -4,8 +4,15 @@ use anemone_decide::{Routes, Value};
 
 use crate::app::App;
 
-fn map(entries: impl IntoIterator<Item = (&'static str, Value)>) -> Value {
+pub(crate) fn map(entries: impl IntoIterator<Item = (&'static str, Value)>) -> Value {
     Value::Map(entries.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
+}
+
+/// The models that failed with the reasons; none where there are none.
+pub(crate) fn failed(app: &App) -> Option<(&'static str, Value)> {
+    let broken = app.pool().residency().broken();
+    let each = broken.into_iter().map(|(name, problem)| (name, Value::Text(problem))).collect::<Vec<_>>();
+    (!each.is_empty()).then_some(("failed", Value::Map(each)))
 }
 
 /// `/health`; no more than that it is well for those who may not ask.
@@ -31,6 +38,7 @@ pub(crate) fn health(app: &App, whole: bool) -> Value {
         fields.push(("idle_unload_seconds", Value::int(unload.as_secs())));
         fields.push(("idle_seconds", Value::int(app.pool().residency().idle().as_secs())));
     }
+    fields.extend(failed(app));
     map(fields)
 }
 

@@ -141,6 +141,13 @@ const ROUTES: &[Route] = &[
         Errors::Anthropic,
     ),
     post(
+        "/v1/messages/count_tokens",
+        "Tells the tokens of a conversation, in the shape of Anthropic's API.",
+        &requests::messages::COUNT,
+        Gives::Json(Writer::of::<anthropic::reply::TokenCount>),
+        Errors::Anthropic,
+    ),
+    post(
         "/tokenize",
         "Tells the tokens of a text, or of a conversation.",
         &requests::tokens::TOKENIZE,
@@ -194,7 +201,7 @@ const ROUTES: &[Route] = &[
     },
     get(
         "/health",
-        "Tells whether all models are well; without a valid key, where one is needed, no more than that.",
+        "Tells whether there are models that can answer and, to who has a valid key where one is needed, which are here and which failed.",
         Gives::Json(own::health),
         &[503],
     ),
@@ -204,10 +211,15 @@ const ROUTES: &[Route] = &[
             "/tokenizer_info",
             "What clients that make prompts of tokens themselves have to know of the first language model.",
             Gives::Json(Writer::of::<tokenizer_info::TokenizerInfo<'_>>),
-            &[404, 500, 503],
+            &[404, 500, 503, 504],
         )
     },
-    get("/ready", "Tells whether requests are taken.", Gives::Json(own::ready), &[503]),
+    get(
+        "/ready",
+        "Tells whether requests are taken, and which models failed.",
+        Gives::Json(own::ready),
+        &[503],
+    ),
     get(
         "/metrics",
         "What was done and how long it took, in the text format of OpenMetrics.",

@@ -1,11 +1,14 @@
 //! The language models a server has, loaded when they are asked for.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anemone_session::Together;
+use tokio::sync::watch;
 
+use crate::deadline::Deadline;
 use crate::language::{Ending, Language, LanguageModel, Meters};
 use crate::openai::refusal::{ApiError, Checked};
 use crate::residency::{Claim, Index, Leaving, Residency};
@@ -108,12 +111,15 @@ pub(crate) struct Shown<'a> {
     pub(crate) cache: Option<anemone_session::PrefixCacheUse>,
 }
 
+/// Told to all who wait for a model.
+type LoadEnd = watch::Receiver<Option<Checked<Language>>>;
+
 #[derive(Debug)]
 struct Entry {
     source: LanguageSource,
     index: Index,
-    /// Held while it is loaded, so that it is once.
-    turn: Mutex<()>,
+    /// How the load ends that goes on, so that there is one at a time.
+    loading: Mutex<Option<LoadEnd>>,
     context_len: Mutex<Option<usize>>,
 }
 
@@ -123,7 +129,6 @@ pub(crate) struct Pool {
     entries: Vec<Entry>,
     residency: Arc<Residency>,
     worker: Worker,
-    timeout: Option<Duration>,
 }
 
 impl Pool {
@@ -133,29 +138,57 @@ impl Pool {
         first: Index,
         residency: Arc<Residency>,
         worker: Worker,
-        timeout: Option<Duration>,
     ) -> Self {
         let entry = |(i, mut source): (usize, LanguageSource)| {
             let running = source.running.take();
             let context_len = Mutex::new(running.as_ref().map(Language::context_len));
             residency.add_language(&source.name, source.bytes, running);
-            Entry { source, index: first + i, turn: Mutex::new(()), context_len }
+            Entry { source, index: first + i, loading: Mutex::new(None), context_len }
         };
         let entries = sources.into_iter().enumerate().map(entry).collect();
-        Self { entries, residency, worker, timeout }
+        Self { entries, residency, worker }
     }
 
-    /// The language model of a name or alias, the first one without; loaded when it is not, which takes a while: not to be
-    /// called where nothing may block.
-    pub(crate) fn language(&self, name: Option<&str>) -> Checked<Language> {
-        let named = |entry: &&Entry| {
+    /// The language model of a name or alias, the first one without; loaded when it is not. A caller that goes or whose time is up
+    /// does not end the load, which others may wait for.
+    pub(crate) async fn language(
+        self: &Arc<Self>,
+        name: Option<&str>,
+        deadline: Deadline,
+    ) -> Checked<Language> {
+        let named = |entry: &Entry| {
             name.is_none_or(|name| {
                 entry.source.name == name || entry.source.aliases.iter().any(|alias| alias == name)
             })
         };
-        let entry = self.entries.iter().find(named).ok_or_else(|| self.unknown(name))?;
-        let deadline = self.timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        Ok(self.running(entry)?.with_deadline(deadline))
+        let position = self.entries.iter().position(named).ok_or_else(|| self.unknown(name))?;
+        let running = self.residency.running(self.entries[position].index);
+        let language = if let Some(language) = running {
+            language
+        } else {
+            let mut end = self.begin(position);
+            let told = deadline.bound(end.wait_for(Option::is_some)).await?;
+            told.ok().and_then(|told| told.clone()).ok_or_else(ApiError::failed)??
+        };
+        Ok(language.with_deadline(deadline))
+    }
+
+    /// Has a model loaded by a thread of its own, unless that goes on already.
+    fn begin(self: &Arc<Self>, position: usize) -> LoadEnd {
+        let mut loading = self.entries[position].loading.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(end) = &*loading {
+            return end.clone();
+        }
+        let (tell, end) = watch::channel(None);
+        *loading = Some(end.clone());
+        let pool = Arc::clone(self);
+        tokio::task::spawn_blocking(move || {
+            let entry = &pool.entries[position];
+            let ended = catch_unwind(AssertUnwindSafe(|| pool.running(entry)));
+            *entry.loading.lock().unwrap_or_else(PoisonError::into_inner) = None;
+            let _ = tell.send(Some(ended.unwrap_or_else(|_| Err(ApiError::unloadable(&entry.source.name)))));
+        });
+        end
     }
 
     fn unknown(&self, name: Option<&str>) -> ApiError {
@@ -168,11 +201,8 @@ impl Pool {
         ApiError { param: Some("model".to_owned()), ..missing }
     }
 
+    /// A model that runs, loaded when it is not: what one caller at a time may do.
     fn running(&self, entry: &Entry) -> Checked<Language> {
-        if let Some(language) = self.residency.running(entry.index) {
-            return Ok(language);
-        }
-        let _turn = entry.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let leaving = match self.residency.claim_language(entry.index) {
             Claim::Here(language) => return Ok(language),
             Claim::Room(leaving) => leaving,
@@ -188,7 +218,7 @@ impl Pool {
             }
             Err(error) => {
                 tracing::error!(model = name, %error, "a model could not be loaded");
-                Err(ApiError::failed())
+                Err(ApiError::unloadable(name))
             }
         }
     }
@@ -266,18 +296,18 @@ struct Unsettled<'a>(&'a Residency, Option<Index>);
 
 impl Unsettled<'_> {
     fn load(mut self, source: &LanguageSource) -> std::result::Result<Language, LoadError> {
-        let loaded = (source.load)(&source.launch)?;
+        let loaded = (source.load)(&source.launch);
         if let Some(index) = self.1.take() {
-            self.0.settle(index, Some(loaded.clone()));
+            self.0.settle(index, loaded.as_ref().map(Language::clone).map_err(ToString::to_string));
         }
-        Ok(loaded)
+        loaded.map(|language| language.lent())
     }
 }
 
 impl Drop for Unsettled<'_> {
     fn drop(&mut self) {
         if let Some(index) = self.1 {
-            self.0.settle(index, None);
+            self.0.settle(index, Err("it failed in a way nobody foresaw".to_owned()));
         }
     }
 }

@@ -13,16 +13,30 @@ pub(crate) struct Refusal {
     pub(crate) detail: String,
     /// The field it is about; told where answers have OpenAI's shape.
     pub(crate) param: Option<String>,
+    /// What there is to do about it where laya's words do not say so; told with the others' routes.
+    pub(crate) remedy: Option<String>,
 }
 
 impl Refusal {
     pub(crate) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
-        Self { status, detail: detail.into(), param: None }
+        Self { status, detail: detail.into(), param: None, remedy: None }
     }
 
     /// The same about a field.
     pub(crate) fn about(self, field: impl Into<String>) -> Self {
         Self { param: Some(field.into()), ..self }
+    }
+
+    /// The same with what to do.
+    pub(crate) fn with_remedy(self, remedy: impl Into<String>) -> Self {
+        Self { remedy: Some(remedy.into()), ..self }
+    }
+
+    /// The detail and what to do.
+    pub(crate) fn whole(&self) -> String {
+        self.remedy
+            .as_ref()
+            .map_or_else(|| self.detail.clone(), |remedy| format!("{}; {remedy}", self.detail))
     }
 
     /// 400: the body is not what the route takes.
@@ -74,7 +88,7 @@ impl Refusal {
         let code =
             if status == StatusCode::UNAUTHORIZED { Value::text("invalid_api_key") } else { Value::Null };
         let entries = [
-            ("message", Value::Text(self.detail)),
+            ("message", Value::Text(self.whole())),
             ("type", Value::text(kind)),
             ("param", self.param.map_or(Value::Null, Value::Text)),
             ("code", code),

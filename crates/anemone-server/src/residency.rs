@@ -1,7 +1,10 @@
 //! Which models are in memory, and which go when room is needed.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use anemone_decide::Use;
 
 use crate::language::{Ending, Language};
 
@@ -13,6 +16,18 @@ pub(crate) type Index = usize;
 pub(crate) struct Residency {
     budget: Option<u64>,
     places: Mutex<Vec<Place>>,
+    /// Requests to decision models that wait or run.
+    deciding: AtomicUsize,
+}
+
+/// A request to decision models, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Deciding(Arc<Residency>);
+
+impl Drop for Deciding {
+    fn drop(&mut self) {
+        self.0.deciding.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 #[derive(Debug)]
@@ -20,9 +35,10 @@ struct Place {
     name: String,
     bytes: u64,
     kind: Kind,
+    /// When it was last asked for, or had answered.
     used: Instant,
-    /// Whether the last attempt to load it failed.
-    failed: bool,
+    /// Why the last attempt to load it failed.
+    failed: Option<String>,
 }
 
 #[derive(Debug)]
@@ -72,7 +88,25 @@ impl Place {
         }
     }
 
+    /// When it was used last: requests use a model up to their end.
+    fn used(&self) -> Instant {
+        match &self.kind {
+            Kind::Language(Some(language)) => self.used.max(language.given_back()),
+            _ => self.used,
+        }
+    }
+
+    /// Why it cannot answer.
+    fn problem(&self) -> Option<String> {
+        let dead = |language: &Language| !language.is_running() && !language.is_restartable();
+        match &self.kind {
+            Kind::Language(Some(language)) => dead(language).then(|| "its thread has ended".to_owned()),
+            _ => self.failed.clone(),
+        }
+    }
+
     fn leave(&mut self, leaving: &mut Leaving) {
+        self.used = self.used();
         match &mut self.kind {
             Kind::Decision(present) => {
                 *present = false;
@@ -87,7 +121,7 @@ impl Place {
 impl Residency {
     /// No model yet; those that come may take `budget` bytes together.
     pub(crate) fn new(budget: Option<u64>) -> Self {
-        Self { budget, places: Mutex::default() }
+        Self { budget, places: Mutex::default(), deciding: AtomicUsize::new(0) }
     }
 
     fn places(&self) -> MutexGuard<'_, Vec<Place>> {
@@ -95,7 +129,7 @@ impl Residency {
     }
 
     fn add(&self, name: &str, bytes: u64, kind: Kind) {
-        let place = Place { name: name.to_owned(), bytes, kind, used: Instant::now(), failed: false };
+        let place = Place { name: name.to_owned(), bytes, kind, used: Instant::now(), failed: None };
         self.places().push(place);
     }
 
@@ -122,7 +156,7 @@ impl Residency {
         if let Kind::Language(running) = &mut place.kind {
             match running {
                 Some(language) if language.is_running() || !language.is_restartable() => {
-                    return Claim::Here(language.clone());
+                    return Claim::Here(language.lent());
                 }
                 _ => *running = None,
             }
@@ -136,20 +170,26 @@ impl Residency {
     pub(crate) fn running(&self, index: Index) -> Option<Language> {
         let mut places = self.places();
         let Kind::Language(Some(language)) = &places[index].kind else { return None };
-        let language = language.clone();
         if !language.is_running() {
             return None;
         }
+        let language = language.lent();
         places[index].used = Instant::now();
         Some(language)
     }
 
-    /// Says how loading a language model ended.
-    pub(crate) fn settle(&self, index: Index, language: Option<Language>) {
+    /// Says how loading a language model ended, with the reason when it failed.
+    pub(crate) fn settle(&self, index: Index, loaded: Result<Language, String>) {
         let mut places = self.places();
         let place = &mut places[index];
-        place.failed = language.is_none();
-        (place.kind, place.used) = (Kind::Language(language), Instant::now());
+        place.failed = loaded.as_ref().err().cloned();
+        (place.kind, place.used) = (Kind::Language(loaded.ok()), Instant::now());
+    }
+
+    /// Keeps decision models from being unloaded as unused until it is dropped.
+    pub(crate) fn decide(self: &Arc<Self>) -> Deciding {
+        self.deciding.fetch_add(1, Ordering::Relaxed);
+        Deciding(Arc::clone(self))
     }
 
     /// Room for a decision model the models' thread is about to load; none when it does not fit beside those at work.
@@ -168,15 +208,18 @@ impl Residency {
         Some(leaving)
     }
 
-    /// Says which decision models the models' thread has after a piece of work; the last one was used last.
-    pub(crate) fn settle_decisions(&self, loaded: &[String], asked: bool) {
+    /// Says which decision models the models' thread has after a piece of work, and which ones the work needed, in order.
+    pub(crate) fn settle_decisions(&self, loaded: &[String], uses: &[Use]) {
         let mut places = self.places();
         for place in places.iter_mut() {
             if let Kind::Decision(present) = &mut place.kind {
                 *present = loaded.contains(&place.name);
-                if asked && loaded.last() == Some(&place.name) {
-                    place.used = Instant::now();
-                }
+            }
+        }
+        for Use { model, problem } in uses {
+            let is_it = |place: &&mut Place| place.name == *model && matches!(place.kind, Kind::Decision(_));
+            if let Some(place) = places.iter_mut().find(is_it) {
+                (place.used, place.failed) = (Instant::now(), problem.clone());
             }
         }
     }
@@ -189,7 +232,7 @@ impl Residency {
         let mut over = (taken + places[index].bytes).saturating_sub(budget);
         let mut idle: Vec<Index> =
             (0..places.len()).filter(|&i| i != index && places[i].is_idle() && places[i].bytes > 0).collect();
-        idle.sort_by_key(|&i| places[i].used);
+        idle.sort_by_key(|&i| places[i].used());
         let mut chosen = Vec::new();
         for i in idle {
             if over == 0 {
@@ -210,7 +253,10 @@ impl Residency {
     /// Has all models go that were not used for a while.
     pub(crate) fn expire(&self, unused: Duration) -> Leaving {
         let mut leaving = Leaving::default();
-        for place in self.places().iter_mut().filter(|p| p.is_idle() && p.used.elapsed() >= unused) {
+        let deciding = self.deciding.load(Ordering::Relaxed) > 0;
+        let may_go = |p: &&mut Place| p.is_idle() && !(deciding && matches!(p.kind, Kind::Decision(_)));
+        let mut places = self.places();
+        for place in places.iter_mut().filter(may_go).filter(|p| p.used().elapsed() >= unused) {
             place.leave(&mut leaving);
         }
         leaving
@@ -231,23 +277,29 @@ impl Residency {
 
     /// Since when no model was used.
     pub(crate) fn idle(&self) -> Duration {
-        self.places().iter().map(|place| place.used.elapsed()).min().unwrap_or_default()
+        self.places().iter().map(|place| place.used().elapsed()).min().unwrap_or_default()
     }
 
-    /// The first model that is broken: one that cannot be loaded, or one whose thread has ended and that cannot be loaded again.
-    pub(crate) fn broken(&self) -> Option<String> {
-        let dead = |language: &Language| !language.is_running() && !language.is_restartable();
-        let broken = |place: &&Place| match &place.kind {
-            Kind::Language(Some(language)) => dead(language),
-            _ => place.failed,
-        };
-        self.places().iter().find(broken).map(|place| place.name.clone())
+    /// The models that cannot answer, with the reason: those that could not be loaded when they were last asked for, and those whose
+    /// thread has ended and that cannot be loaded again.
+    pub(crate) fn broken(&self) -> Vec<(String, String)> {
+        let broken = |place: &Place| Some((place.name.clone(), place.problem()?));
+        self.places().iter().filter_map(broken).collect()
+    }
+
+    /// Whether there is a model that can answer, as far as is known.
+    pub(crate) fn has_whole(&self) -> bool {
+        self.places().iter().any(|place| place.problem().is_none())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn used(names: &[&str]) -> Vec<Use> {
+        names.iter().map(|name| Use { model: (*name).to_owned(), problem: None }).collect()
+    }
 
     fn three() -> Residency {
         let residency = Residency::new(Some(100));
@@ -262,16 +314,36 @@ mod tests {
         let residency = three();
         assert!(residency.claim_decision("a").unwrap().decisions.is_empty());
         assert!(residency.claim_decision("b").unwrap().decisions.is_empty());
-        residency.settle_decisions(&["b".into(), "a".into()], true);
+        residency.settle_decisions(&["b".into(), "a".into()], &used(&["b", "a"]));
         assert!(!residency.has_room(2) && residency.has_room(0));
         // 90 are taken; 70 more need 60, which takes both.
         assert_eq!(residency.claim_decision("c").unwrap().decisions, ["b", "a"]);
         assert_eq!(residency.claim_decision("b").unwrap().decisions, ["c"]);
         assert!(residency.claim_decision("unknown").unwrap().decisions.is_empty());
-        residency.settle_decisions(&["b".into()], true);
+        residency.settle_decisions(&["b".into()], &used(&["b"]));
         assert!(residency.is_present(1) && !residency.is_present(2));
+        let residency = Arc::new(residency);
+        let deciding = residency.decide();
+        assert!(residency.expire(Duration::ZERO).decisions.is_empty(), "a request is at it");
+        drop(deciding);
         assert_eq!(residency.expire(Duration::ZERO).decisions, ["b"]);
         assert!(!residency.is_present(1) && residency.expire(Duration::ZERO).decisions.is_empty());
+    }
+
+    #[test]
+    fn every_model_a_request_needed_counts_as_used() {
+        let residency = Residency::new(Some(160));
+        for (name, bytes) in [("a", 40), ("b", 50), ("c", 70), ("d", 70)] {
+            residency.add_decision(name, bytes, name != "d");
+        }
+        let all: Vec<String> = ["a", "b", "c"].map(str::to_owned).into();
+        residency.settle_decisions(&all, &used(&["c"]));
+        residency.settle_decisions(&all, &used(&["a", "b"]));
+        assert_eq!(residency.claim_decision("d").unwrap().decisions, ["c"], "both others were used after it");
+        residency.settle_decisions(&all, &[Use { model: "a".into(), problem: Some("no file".into()) }]);
+        assert_eq!(residency.broken(), [("a".to_owned(), "no file".to_owned())]);
+        residency.settle_decisions(&all, &used(&["a"]));
+        assert!(residency.broken().is_empty());
     }
 
     #[test]
@@ -282,8 +354,9 @@ mod tests {
         assert!(leaving.languages.is_empty() && leaving.decisions.is_empty());
         assert!(residency.claim_decision("c").is_none(), "70 and 60 are more than 100");
         assert!(residency.expire(Duration::ZERO).languages.is_empty());
-        residency.settle(3, None);
-        assert_eq!(residency.broken().as_deref(), Some("chat"));
+        residency.settle(3, Err("no file".into()));
+        assert_eq!(residency.broken(), [("chat".to_owned(), "no file".to_owned())]);
+        assert!(residency.has_whole());
         assert!(residency.claim_decision("c").is_some());
         assert!(matches!(residency.claim_language(3), Claim::Room(leaving) if leaving.decisions == ["c"]));
     }

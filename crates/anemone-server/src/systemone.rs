@@ -155,7 +155,9 @@ fn refuse_hooks(body: &Value) -> Checked<()> {
 
 /// The controls of both routes and the questions; `own` is what one of the routes checks after the controls.
 fn check(app: &App, body: &Value, questions: &Value, own: impl FnOnce() -> Checked<()>) -> Checked<Ask> {
-    let model = given(body, "model").map(|value| model(app, value)).transpose()?.flatten();
+    let named = given(body, "model");
+    let model = named.map(|value| model(app, value)).transpose()?.flatten();
+    let unknown = named.filter(|_| model.is_none()).and_then(Value::as_str).and_then(stray);
     let max_len = budget(body, "max_len")?;
     let head_max_len = budget(body, "head_max_len")?;
     let hints = Hints {
@@ -170,7 +172,7 @@ fn check(app: &App, body: &Value, questions: &Value, own: impl FnOnce() -> Check
     let questions = Question::parse_all(questions).map_err(invalid)?;
     let request = Request { max_len, head_max_len, language: hints.language.clone(), gate };
     let Options { tournament, jev_strict, .. } = *app.options();
-    Ok(Ask { questions, hints, request, tournament, jev_strict })
+    Ok(Ask { questions, hints, request, tournament, jev_strict, unknown })
 }
 
 /// Refuses a state of too many code points.
@@ -227,6 +229,13 @@ fn count(definitions: &[(String, Value)], options: &Options) -> Checked<()> {
         }
     }
     options_in_all(total)
+}
+
+/// A name that is no model's, unless it is one of those by which clients of other services leave the choice to the server.
+fn stray(name: &str) -> Option<String> {
+    let name = name.trim();
+    let leaves = name.is_empty() || name.starts_with("jev") || name == "convaiinnovations/laya";
+    (!leaves).then(|| name.to_owned())
 }
 
 /// The model a caller pins; none for names that leave the choice to the server, as clients of other services send them.

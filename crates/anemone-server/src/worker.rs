@@ -12,7 +12,7 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use crate::pool::await_all;
 use crate::refusal::Refusal;
-use crate::residency::Residency;
+use crate::residency::{Deciding, Residency};
 use crate::{Error, Result};
 
 type Job = Box<dyn FnOnce(&mut Router<Decider>) + Send>;
@@ -42,7 +42,7 @@ pub(crate) struct DecisionMeters {
 pub(crate) type Wanted<'a> = &'a dyn Fn() -> bool;
 
 /// Counts a piece of work as waiting until it is dropped.
-struct Waiting(Arc<DecisionMeters>);
+struct Waiting(Arc<DecisionMeters>, #[expect(dead_code, reason = "counts until it is dropped")] Deciding);
 
 impl Drop for Waiting {
     fn drop(&mut self) {
@@ -74,7 +74,7 @@ impl Worker {
                 // What the job was to answer is dropped with it, which its caller sees; the models are whole between calls.
                 if catch_unwind(AssertUnwindSafe(|| job(&mut models))).is_err() {
                     tracing::error!("a request made the models' thread panic");
-                    settle(&models, false);
+                    settle(&mut models);
                 }
             }
         };
@@ -92,11 +92,11 @@ impl Worker {
     }
 
     /// What `work` must do behind it, so that others see which models there are.
-    fn settle(&self) -> impl Fn(&Router<Decider>, bool) + Send + 'static {
+    fn settle(&self) -> impl Fn(&mut Router<Decider>) + Send + 'static {
         let (loaded, residency) = (Arc::clone(&self.loaded), Arc::clone(&self.residency));
-        move |models, asked| {
+        move |models| {
             let names = names(models);
-            residency.settle_decisions(&names, asked);
+            residency.settle_decisions(&names, &models.take_uses());
             *loaded.lock().unwrap_or_else(PoisonError::into_inner) = names;
         }
     }
@@ -111,7 +111,7 @@ impl Worker {
         let (reply, answer) = oneshot::channel();
         let (settle, meters) = (self.settle(), Arc::clone(&self.meters));
         meters.waiting.inc();
-        let waiting = Waiting(Arc::clone(&meters));
+        let waiting = Waiting(Arc::clone(&meters), self.residency.decide());
         let job = move |models: &mut Router<Decider>| {
             let _waiting = waiting;
             if reply.is_closed() {
@@ -121,7 +121,7 @@ impl Worker {
             let value = work(models, &|| !reply.is_closed());
             meters.seconds.inc_by(start.elapsed().as_secs_f64());
             meters.requests.inc();
-            settle(models, true);
+            settle(models);
             // Before the answer, or a client that asks again at once could find no room.
             drop(permit);
             let _ = reply.send(value);
@@ -143,7 +143,7 @@ impl Worker {
         let settle = self.settle();
         let job = move |models: &mut Router<Decider>| {
             let value = work(models);
-            settle(models, false);
+            settle(models);
             let _ = reply.send(value);
         };
         self.jobs.send(Box::new(job)).ok()?;

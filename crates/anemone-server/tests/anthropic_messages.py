@@ -30,6 +30,8 @@ def texts(client, binary):
     assert stopped.content[0].text == expected.split(" time")[0], stopped
     with_system = client.messages.create(**asked, system=[{"type": "text", "text": "Be brief."}])
     assert with_system.usage.input_tokens > answer.usage.input_tokens, with_system
+    counted = client.messages.count_tokens(model=MODEL, messages=ASK)
+    assert counted.input_tokens == answer.usage.input_tokens + (answer.usage.cache_read_input_tokens or 0), (counted, answer)
     return expected
 
 
@@ -85,6 +87,8 @@ def errors(client):
     bad(anthropic.BadRequestError, "messages[0].role", messages=[{"role": "cook", "content": "x"}])
     bad(anthropic.BadRequestError, "image", messages=[{"role": "user", "content": [{"type": "image"}]}])
     bad(anthropic.NotFoundError, "nobody", model="nobody")
+    bad(anthropic.BadRequestError, "thinking.budget_tokens", thinking={"type": "enabled", "budget_tokens": 1024})
+    bad(anthropic.NotFoundError, "is a decision model", model="laya-demo")
 
 
 def main(binary):

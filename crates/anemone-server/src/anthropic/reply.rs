@@ -70,6 +70,13 @@ pub(crate) struct MessageUsage {
     pub(super) output_tokens: usize,
 }
 
+/// Tokens a message would have before its answer.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "MessageTokenCount", deny_unknown_fields)]
+pub(crate) struct TokenCount {
+    pub(super) input_tokens: usize,
+}
+
 /// What happens to a message that is streamed.
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]

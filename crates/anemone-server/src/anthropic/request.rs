@@ -2,24 +2,17 @@ use anemone_session::{GenerateOptions, Grammar, Job, Message as Said, ToolChoice
 use serde_json::{Value, json};
 
 use super::Message;
-use crate::app::App;
+use crate::language::Language;
 use crate::openai::choice::Choice;
 use crate::openai::fields::Fields;
 use crate::openai::generation::{Usage, strings};
 use crate::openai::prompt::{Prompt, Wishes};
 use crate::openai::refusal::{ApiError, Checked};
 use crate::openai::unique;
-use crate::requests::messages::REQUEST;
 
 /// The message to make, the job that makes it, and whether it is streamed.
-pub(super) fn read(app: &App, bytes: &[u8]) -> Checked<(Message, Job, bool)> {
-    let mut fields = Fields::parse(bytes, &REQUEST)?;
-    let language = app.language(fields.text("model").as_deref())?;
-    let system = fields.value("system");
-    let mut messages: Vec<Said> = system.iter().map(|value| Said::system(text(value))).collect();
-    for turn in fields.list("messages").unwrap_or_default() {
-        said(&turn, &mut messages);
-    }
+pub(super) fn read(mut fields: Fields, language: Language) -> Checked<(Message, Job, bool)> {
+    let prompt = conversation(&mut fields, &language)?;
     let defaults = language.defaults();
     let mut sampling = defaults.sampling.clone();
     sampling.temperature = fields.number("temperature").unwrap_or(sampling.temperature);
@@ -32,11 +25,6 @@ pub(super) fn read(app: &App, bytes: &[u8]) -> Checked<(Message, Job, bool)> {
         ..defaults.clone()
     };
     let streamed = fields.flag("stream").unwrap_or(false);
-    let (tools, declared) = tools(&fields.list("tools").unwrap_or_default())?;
-    let (choice, parallel) = choice(fields.value("tool_choice"));
-    let answer = fields.value("output_config").as_ref().and_then(form);
-    let wishes = Wishes { tools, declared, choice, parallel, answer, ..Wishes::default() };
-    let prompt = Prompt::render(&language, &messages, wishes)?;
     let job = prompt.job(&language, vec![options]);
     let message = Message {
         language,
@@ -47,6 +35,20 @@ pub(super) fn read(app: &App, bytes: &[u8]) -> Checked<(Message, Job, bool)> {
         blocks: 0,
     };
     Ok((message, job, streamed))
+}
+
+/// The conversation as the model reads it.
+pub(super) fn conversation(fields: &mut Fields, language: &Language) -> Checked<Prompt> {
+    let system = fields.value("system");
+    let mut messages: Vec<Said> = system.iter().map(|value| Said::system(text(value))).collect();
+    for turn in fields.list("messages").unwrap_or_default() {
+        said(&turn, &mut messages);
+    }
+    let (tools, declared) = tools(&fields.list("tools").unwrap_or_default())?;
+    let (choice, parallel) = choice(fields.value("tool_choice"));
+    let answer = fields.value("output_config").as_ref().and_then(form);
+    let wishes = Wishes { tools, declared, choice, parallel, answer, ..Wishes::default() };
+    Prompt::render(language, &messages, wishes)
 }
 
 /// The form an answer must have.

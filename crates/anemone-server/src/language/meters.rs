@@ -112,6 +112,11 @@ impl Meters {
         }
     }
 
+    /// Tokens generated.
+    pub(crate) fn generated(&self) -> u64 {
+        self.completion.get()
+    }
+
     pub(super) fn failed(&self) {
         self.failed.inc();
     }

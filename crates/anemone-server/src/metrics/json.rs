@@ -3,6 +3,7 @@
 use axum::response::Response;
 use serde_json::{Map, Value, json};
 
+use super::energies;
 use crate::app::App;
 use crate::openai::refusal::respond;
 use crate::pool::Shown;
@@ -26,9 +27,11 @@ pub(crate) fn answer(app: &App) -> Response {
             "seconds": decisions.seconds.get(),
         },
     });
-    let energy = app.meters().energy(machine);
-    if !energy.is_empty() {
-        all["energy_joules"] = energy.into_iter().map(|(part, joules)| (part, json!(joules))).collect();
+    let (energy, each) = energies(app);
+    for (key, joules) in [("energy_joules", energy), ("energy_joules_per_token", each)] {
+        if !joules.is_empty() {
+            all[key] = joules.into_iter().map(|(part, joules)| (part, json!(joules))).collect();
+        }
     }
     respond(&all)
 }

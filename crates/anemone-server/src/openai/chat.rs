@@ -16,6 +16,7 @@ use super::stream::{self, Chunks, Piece};
 use super::{now, tokens, unique};
 use crate::app::App;
 use crate::language::{Language, Update};
+use crate::reading::read;
 use crate::requests::chat::REQUEST;
 use reply::{
     CallDelta, ChatChoice, ChatChunk, ChatCompletion, ChatDelta, ChatLogprobs, ChatReply, ChunkChoice,
@@ -23,11 +24,7 @@ use reply::{
 };
 
 pub(crate) async fn create(app: &App, request: Request) -> Checked<Response> {
-    let (permit, bytes) = app.admit_bytes(request).await?;
-    let reader = app.clone();
-    let read = tokio::task::spawn_blocking(move || Chat::read(&reader, &bytes));
-    let (chat, job) = read.await.map_err(|_| ApiError::failed())??;
-    drop(permit);
+    let (chat, job) = read(app, request, &REQUEST, Chat::read).await?;
     let updates = chat.language.submit(job).await.map_err(|r| ApiError::rejected(&r, "messages"))?;
     if chat.stream {
         let count = chat.choices.len();
@@ -68,9 +65,7 @@ struct Chat {
 }
 
 impl Chat {
-    fn read(app: &App, bytes: &[u8]) -> Checked<(Self, Job)> {
-        let mut fields = Fields::parse(bytes, &REQUEST)?;
-        let language = app.language(fields.text("model").as_deref())?;
+    fn read(mut fields: Fields, language: Language) -> Checked<(Self, Job)> {
         let messages = prompt::messages(fields.list("messages").unwrap_or_default())?;
         let (tools, declared) = prompt::tools(&mut fields)?;
         let choice = fields.value("tool_choice").unwrap_or(Value::Null);

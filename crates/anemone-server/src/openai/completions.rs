@@ -16,6 +16,7 @@ use super::stream::{self, Chunks, Piece};
 use super::{now, tokens, unique};
 use crate::app::App;
 use crate::language::{Language, Update, Updates};
+use crate::reading::read;
 use crate::requests::completions::REQUEST;
 use crate::requests::generation::MOST_CHOICES;
 use reply::{Reply, TextChoice, TextLogprobs};
@@ -24,11 +25,7 @@ use reply::{Reply, TextChoice, TextLogprobs};
 const MAX_TOKENS: usize = 16;
 
 pub(crate) async fn create(app: &App, request: Request) -> Checked<Response> {
-    let (permit, bytes) = app.admit_bytes(request).await?;
-    let reader = app.clone();
-    let read = tokio::task::spawn_blocking(move || Completion::read(&reader, &bytes));
-    let (completion, prompts, common) = read.await.map_err(|_| ApiError::failed())??;
-    drop(permit);
+    let (completion, prompts, common) = read(app, request, &REQUEST, Completion::read).await?;
     let per_job = completion.best_of;
     let mut all = Vec::with_capacity(prompts.len());
     for prompt in prompts {
@@ -105,9 +102,7 @@ struct Choice {
 }
 
 impl Completion {
-    fn read(app: &App, bytes: &[u8]) -> Checked<(Self, Vec<Vec<u32>>, Common)> {
-        let mut fields = Fields::parse(bytes, &REQUEST)?;
-        let language = app.language(fields.text("model").as_deref())?;
+    fn read(mut fields: Fields, language: Language) -> Checked<(Self, Vec<Vec<u32>>, Common)> {
         let prompts = prompts(fields.value("prompt"), &language)?;
         let most = fields.count("max_tokens").unwrap_or(MAX_TOKENS);
         let mut common = Common::read(&mut fields, &language)?;

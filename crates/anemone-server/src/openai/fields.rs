@@ -1,6 +1,9 @@
+mod unique;
+
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
+use self::unique::Unique;
 use super::refusal::{ApiError, Checked};
 use crate::shape::{Problem, Shape, integer};
 
@@ -12,7 +15,7 @@ impl Fields {
     /// The fields of a body that has the shape.
     pub(crate) fn parse(bytes: &[u8], shape: &Shape) -> Checked<Self> {
         let bad = |message: String| ApiError::new(axum::http::StatusCode::BAD_REQUEST, message);
-        let value: Value = serde_json::from_slice(bytes)
+        let Unique(value) = serde_json::from_slice(bytes)
             .map_err(|error| bad(format!("the request body is not valid JSON: {error}")))?;
         if !value.is_object() {
             return Err(bad("the request body must be an object".into()));
@@ -117,6 +120,7 @@ mod tests {
             assert_eq!(wrong(text), (Some(param.to_owned()), message.to_owned()));
         }
         assert!(wrong("[1]").1.contains("object"));
+        assert!(wrong(r#"{"n": 1, "s": "x", "n": 2}"#).1.contains("the key 'n' is there twice at line 1"));
         assert!(wrong("{\"a\": NaN}").1.contains("line 1 column 7"));
         let deep = format!("{{\"a\": {}", "[".repeat(10_000));
         assert!(Fields::parse(deep.as_bytes(), &SHAPE).is_err());

@@ -65,6 +65,29 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "the model failed; the server's log says why")
     }
 
+    /// 500: the model is not in memory and does not get there.
+    pub(crate) fn unloadable(name: &str) -> Self {
+        let message = format!(
+            "the model '{name}' cannot be loaded; GET /ready and the server's log say why, and it is tried again when it is next asked for"
+        );
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, message)
+    }
+
+    /// 404: the model of this name is none for this route; those of `languages` are.
+    pub(crate) fn decides<'a>(name: &str, languages: impl Iterator<Item = &'a str>) -> Self {
+        let languages: Vec<&str> = languages.collect();
+        let instead = if languages.is_empty() {
+            "this server has no language model".to_owned()
+        } else {
+            format!("here, use {}", languages.join(" or "))
+        };
+        let message = format!(
+            "the model '{name}' is a decision model, which POST /v1/systemone and /v1/decisions ask; {instead}"
+        );
+        let missing = Self::new(StatusCode::NOT_FOUND, message).with_code("model_not_found");
+        Self { param: Some("model".to_owned()), ..missing }
+    }
+
     /// 404: no model has this name.
     pub(crate) fn no_model(name: &str) -> Self {
         let message = format!("the model '{name}' is not here; GET /v1/models lists those that are");
@@ -132,7 +155,22 @@ impl ApiError {
     pub(crate) fn rejected(rejected: &Rejected, of: &str) -> Self {
         match rejected {
             Rejected::Error(error) => Self::session(error, of),
+            Rejected::TooLong { prompt, context, most } => {
+                let holds = format!("the prompt is {prompt} tokens and the context holds {context}");
+                let message = if prompt > most {
+                    format!("{holds}; shorten it, since the model can hold {most} at most")
+                } else {
+                    format!(
+                        "{holds}; shorten it, or start the server with --ctx {prompt} or more, up to {most}"
+                    )
+                };
+                Self {
+                    param: Some(of.to_owned()),
+                    ..Self::new(StatusCode::BAD_REQUEST, message).with_code("context_length_exceeded")
+                }
+            }
             Rejected::Stopped => Self::failed(),
+            Rejected::Late => Self::late(),
         }
     }
 
@@ -147,7 +185,7 @@ impl ApiError {
 impl From<Refusal> for ApiError {
     fn from(refusal: Refusal) -> Self {
         let code = (refusal.status == StatusCode::UNAUTHORIZED).then_some("invalid_api_key");
-        Self { code, param: refusal.param, ..Self::new(refusal.status, refusal.detail) }
+        Self { code, param: refusal.param.clone(), ..Self::new(refusal.status, refusal.whole()) }
     }
 }
 

@@ -14,15 +14,13 @@ use super::refusal::{ApiError, Checked, respond};
 use super::stream::{self, Chunks, Piece};
 use crate::app::App;
 use crate::language::{Language, Update, Updates};
+use crate::reading::read;
+use crate::requests::responses::REQUEST;
 use items::{Events, Item};
 use reply::{Echoed, Event, Incomplete, Reply, Status};
 
 pub(crate) async fn create(app: &App, request: Request) -> Checked<Response> {
-    let (permit, bytes) = app.admit_bytes(request).await?;
-    let reader = app.clone();
-    let read = tokio::task::spawn_blocking(move || request::read(&reader, &bytes));
-    let (mut answer, job, streamed) = read.await.map_err(|_| ApiError::failed())??;
-    drop(permit);
+    let (mut answer, job, streamed) = read(app, request, &REQUEST, request::read).await?;
     let updates = answer.language.submit(job).await.map_err(|r| ApiError::rejected(&r, "input"))?;
     if streamed {
         return Ok(stream::respond(updates, 1, answer));

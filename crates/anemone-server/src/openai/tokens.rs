@@ -12,6 +12,8 @@ use super::generation;
 use super::prompt::{self, Prompt, Wishes};
 use super::refusal::{ApiError, Checked, respond};
 use crate::app::App;
+use crate::language::Language;
+use crate::reading::read;
 use crate::requests::tokens::{DETOKENIZE, TOKENIZE};
 
 /// The tokens of a text or of a conversation.
@@ -52,11 +54,7 @@ pub(super) fn finite(logprob: f32) -> f32 {
 }
 
 pub(crate) async fn tokenize(app: &App, request: Request) -> Checked<Response> {
-    let (_permit, bytes) = app.admit_bytes(request).await?;
-    let app = app.clone();
-    let work = move || -> Checked<Response> {
-        let mut fields = Fields::parse(&bytes, &TOKENIZE)?;
-        let language = app.language(fields.text("model").as_deref())?;
+    let work = |mut fields: Fields, language: Language| -> Checked<Response> {
         let text = fields.text("prompt");
         let conversation = fields.list("messages");
         let special = fields.flag("add_special_tokens");
@@ -75,20 +73,16 @@ pub(crate) async fn tokenize(app: &App, request: Request) -> Checked<Response> {
         };
         Ok(respond(&Tokens { count: ids.len(), max_model_len: language.context_len(), tokens: ids }))
     };
-    tokio::task::spawn_blocking(work).await.map_err(|_| ApiError::failed())?
+    read(app, request, &TOKENIZE, work).await
 }
 
 pub(crate) async fn detokenize(app: &App, request: Request) -> Checked<Response> {
-    let (_permit, bytes) = app.admit_bytes(request).await?;
-    let app = app.clone();
-    let work = move || -> Checked<Response> {
-        let mut fields = Fields::parse(&bytes, &DETOKENIZE)?;
-        let language = app.language(fields.text("model").as_deref())?;
+    let work = |mut fields: Fields, language: Language| -> Checked<Response> {
         let ids = generation::tokens(&fields.list("tokens").unwrap_or_default());
         generation::in_vocabulary(&ids, &language, "tokens")?;
         let text = language.tokenizer().decode(&ids, false);
         let prompt = text.map_err(|error| ApiError::session(&error, "tokens"))?;
         Ok(respond(&Text { prompt }))
     };
-    tokio::task::spawn_blocking(work).await.map_err(|_| ApiError::failed())?
+    read(app, request, &DETOKENIZE, work).await
 }

@@ -65,13 +65,22 @@ pub(super) fn health(_: &mut Writer) -> Value {
             "cpu_fallbacks": {"type": "object"},
             "idle_unload_seconds": {"type": "integer"},
             "idle_seconds": {"type": "integer"},
+            "failed": failed(),
         },
         "required": ["status"],
     })
 }
 
 pub(super) fn ready(_: &mut Writer) -> Value {
-    json!({"type": "object", "properties": {"status": {"const": "ready"}}, "required": ["status"]})
+    json!({"type": "object", "properties": {"status": {"const": "ready"}, "failed": failed()}, "required": ["status"]})
+}
+
+fn failed() -> Value {
+    json!({
+        "description": "Models that could not be loaded when they were last asked for, and why; absent where there are none.",
+        "type": "object",
+        "additionalProperties": {"type": "string"},
+    })
 }
 
 /// What is not known is absent, a rate of nothing null.
@@ -109,8 +118,9 @@ pub(super) fn figures(_: &mut Writer) -> Value {
             "models": {"type": "object", "additionalProperties": model},
             "decisions": object(&json!({"requests": count, "waiting": count, "seconds": seconds}), &[]),
             "energy_joules": {"type": "object", "additionalProperties": seconds},
+            "energy_joules_per_token": {"type": "object", "additionalProperties": seconds},
         }),
-        &["energy_joules"],
+        &["energy_joules", "energy_joules_per_token"],
     )
 }
 

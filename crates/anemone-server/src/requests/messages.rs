@@ -1,4 +1,4 @@
-//! `/v1/messages`.
+//! `/v1/messages` and `/v1/messages/count_tokens`.
 
 use super::generation::{MODEL, NAME, SCHEMA, STREAM, STRINGS, TOP_K, TOP_P, unused};
 use crate::shape::{ANY_OBJECT, Field, MOST, Shape, Tagged, closed, open};
@@ -116,7 +116,13 @@ const THINKING: Shape = Shape::Tagged(Tagged {
     tag: "type",
     default: None,
     variants: &[
-        ("enabled", &[Field::required("budget_tokens", Shape::Integer(1024, MOST), "")]),
+        (
+            "enabled",
+            &[Field::refused(
+                "budget_tokens",
+                "is not supported, since 'max_tokens' bounds thinking and answer together; leave it out",
+            )],
+        ),
         ("disabled", &[]),
         ("adaptive", &[]),
         ("between_tools", &[]),
@@ -149,25 +155,15 @@ const CACHE: Shape = open(
     "an object like {\"type\": \"ephemeral\"}",
 );
 
-/// The request.
-pub(crate) const REQUEST: Shape = closed(&[&[
+/// The fields that say what is answered.
+const CONVERSATION: &[Field] = &[
     MODEL,
-    Field::required("max_tokens", Shape::Integer(1, MOST), "Most tokens of the answer."),
     Field::required(
         "messages",
         Shape::List(&TURN, 1, usize::MAX, "a list of messages, not empty"),
         "The conversation.",
     ),
     Field::optional("system", TEXTS, "What stands before the conversation."),
-    Field::optional(
-        "temperature",
-        Shape::Number(0.0, 1.0),
-        "How far the draw is spread; 0 takes the likeliest token.",
-    ),
-    TOP_P,
-    TOP_K,
-    Field::optional("stop_sequences", STRINGS, "Ends the answer before one of these texts."),
-    STREAM,
     Field::optional(
         "tools",
         Shape::List(&TOOL, 0, usize::MAX, "a list of tools"),
@@ -180,14 +176,34 @@ pub(crate) const REQUEST: Shape = closed(&[&[
         "The form of the answer, which it keeps to; schemas that cannot be kept to are refused.",
     ),
     unused("cache_control", CACHE),
-    unused("diagnostics", ANY_OBJECT),
-    unused("inference_geo", Shape::Text),
-    unused("metadata", open(&[&[unused("user_id", Shape::Text)]], "an object like {\"user_id\": \"…\"}")),
-    unused("service_tier", Shape::Words(&["auto", "standard_only"])),
-    unused("speed", Shape::Words(&["standard", "fast"])),
     unused("thinking", THINKING),
-    unused("user_profile_id", Shape::Text),
-    unused("workspace_id", Shape::Text),
-    Field::refused("container", "is not supported; leave it out"),
-    Field::refused("mcp_servers", "is not supported; leave it out"),
-]]);
+];
+
+/// The request.
+pub(crate) const REQUEST: Shape = closed(&[
+    CONVERSATION,
+    &[
+        Field::required("max_tokens", Shape::Integer(1, MOST), "Most tokens of the answer."),
+        Field::optional(
+            "temperature",
+            Shape::Number(0.0, 1.0),
+            "How far the draw is spread; 0 takes the likeliest token.",
+        ),
+        TOP_P,
+        TOP_K,
+        Field::optional("stop_sequences", STRINGS, "Ends the answer before one of these texts."),
+        STREAM,
+        unused("diagnostics", ANY_OBJECT),
+        unused("inference_geo", Shape::Text),
+        unused("metadata", open(&[&[unused("user_id", Shape::Text)]], "an object like {\"user_id\": \"…\"}")),
+        unused("service_tier", Shape::Words(&["auto", "standard_only"])),
+        unused("speed", Shape::Words(&["standard", "fast"])),
+        unused("user_profile_id", Shape::Text),
+        unused("workspace_id", Shape::Text),
+        Field::refused("container", "is not supported; leave it out"),
+        Field::refused("mcp_servers", "is not supported; leave it out"),
+    ],
+]);
+
+/// The request of `/v1/messages/count_tokens`.
+pub(crate) const COUNT: Shape = closed(&[CONVERSATION]);

@@ -20,7 +20,15 @@ fn source(name: &str, bytes: u64, loads: &Arc<AtomicUsize>) -> LanguageSource {
         let tokenizer = tokenizer();
         let (template, defaults, batch) = (template(&tokenizer), defaults(), BatchOptions::default());
         let name = own.clone();
-        Ok(launch.start(LanguageModel { name, engine: engine(), tokenizer, template, defaults, batch })?)
+        Ok(launch.start(LanguageModel {
+            name,
+            engine: engine(),
+            tokenizer,
+            template,
+            defaults,
+            batch,
+            max_context: 2048,
+        })?)
     })
 }
 
@@ -158,7 +166,15 @@ fn a_model_that_panics_is_loaded_again_and_one_that_cannot_be_is_told_of() {
         let tokenizer = tokenizer();
         let (template, defaults, batch) = (template(&tokenizer), defaults(), BatchOptions::default());
         let name = "bad".to_owned();
-        Ok(launch.start(LanguageModel { name, engine: Panics, tokenizer, template, defaults, batch })?)
+        Ok(launch.start(LanguageModel {
+            name,
+            engine: Panics,
+            tokenizer,
+            template,
+            defaults,
+            batch,
+            max_context: 2048,
+        })?)
     });
     let app = app(vec![bad], Options::default());
     runtime().block_on(async {
@@ -169,15 +185,52 @@ fn a_model_that_panics_is_loaded_again_and_one_that_cannot_be_is_told_of() {
             tokio::time::sleep(Duration::from_millis(200)).await;
             assert_eq!(get(&app, "/ready").await.status.as_u16(), 200);
         }
-        assert_eq!(post(&app, CHAT, user("hi", json!({}))).await.status.as_u16(), 500);
+        let answer = post(&app, CHAT, user("hi", json!({}))).await;
+        assert!(
+            answer.status.as_u16() == 500 && answer.text.contains("'bad' cannot be loaded"),
+            "{}",
+            answer.text
+        );
         for path in ["/ready", "/health"] {
             let answer = get(&app, path).await;
-            assert_eq!(answer.status.as_u16(), 503, "{path}");
-            assert!(answer.detail().contains("'bad'"), "{}", answer.text);
+            assert_eq!(answer.status.as_u16(), 200, "{path}: the other model is well");
+            assert!(answer.text.contains(r#""failed":{"bad":"the file is gone"}"#), "{}", answer.text);
         }
+        assert_eq!(decided(&app).await, 200);
         // The file is back.
         post(&app, CHAT, user("hi", json!({}))).await;
-        assert_eq!(get(&app, "/health").await.status.as_u16(), 200);
+        for path in ["/ready", "/health"] {
+            assert!(!get(&app, path).await.text.contains("failed"), "{path}");
+        }
+    });
+}
+
+#[test]
+fn a_server_none_of_whose_models_can_be_loaded_is_not_ready() {
+    let load = |_: &_| Err("no such file: secret.bin".into());
+    let sources = vec![LanguageSource::new("bad", 1, load)];
+    let key = Some(Key::new("sesame").unwrap());
+    let none = models(assets(), &[("gone", "no-such-directory")]);
+    let app = App::new(none, sources, Options { key, ..Options::default() }).unwrap();
+    runtime().block_on(async {
+        let shown = [("authorization", "Bearer sesame")];
+        let asks = async |method: &str, path: &str, body: Body| {
+            send(&app, method, path, &shown, body).await.status.as_u16()
+        };
+        let question = r#"{"state":"x","questions":{"q":{"type":"noul","instructions":"x"}}}"#;
+        assert_eq!(asks("POST", "/v1/systemone", Body::from(question)).await, 500);
+        assert_eq!(asks("GET", "/ready", Body::empty()).await, 200, "the other was not tried yet");
+        assert_eq!(asks("POST", CHAT, user("hi", json!({}))).await, 500);
+        for path in ["/ready", "/health"] {
+            let told = send(&app, "GET", path, &shown, Body::empty()).await;
+            assert_eq!(told.status.as_u16(), 503, "{path}");
+            let detail = told.detail();
+            for part in ["'bad': no such file", "'gone': ", "tried again"] {
+                assert!(detail.contains(part), "{part}: {detail}");
+            }
+            let hidden = get(&app, path).await;
+            assert!(hidden.status.as_u16() == 503 && !hidden.text.contains("secret"), "{}", hidden.text);
+        }
     });
 }
 
@@ -218,7 +271,7 @@ fn requests_that_take_too_long_are_broken_off() {
 
 #[test]
 fn only_known_names_and_pages_are_answered() {
-    let guard = Guard { hosts: Some(Vec::new()), origins: Vec::new() };
+    let guard = Guard { hosts: Some(Vec::new()), ..Guard::default() };
     let closed = app(Vec::new(), Options { guard: guard.clone(), ..Options::default() });
     let origins = vec!["https://app.example".to_owned()];
     let open = app(Vec::new(), Options { guard: Guard { origins, ..guard }, ..Options::default() });
@@ -294,10 +347,18 @@ fn every_answer_has_an_id_and_every_refusal_the_shape_of_its_clients() {
 
 #[test]
 fn figures_are_told_as_json_and_energy_only_where_the_machine_tells() {
+    static ASKED: AtomicUsize = AtomicUsize::new(0);
     let loads = Arc::new(AtomicUsize::new(0));
     let app_of = |machine| app(vec![source("first", 1, &loads)], Options { machine, ..Options::default() });
     let told =
-        Machine { resident: Some(|| Some(12345)), energy: Some(|| vec![("package-0".to_owned(), 2.5)]) };
+        // It has taken 2.5 J when the server is started, and takes 1 J from each time it is asked to the next.
+        Machine {
+            resident: Some(|| Some(12345)),
+            energy: Some(|| {
+                let asked = ASKED.fetch_add(1, Ordering::Relaxed);
+                vec![("package-0".to_owned(), 2.5 + asked as f64)]
+            }),
+        };
     let (plain, full) = (app_of(Machine::default()), app_of(told));
     runtime().block_on(async {
         let figures = async |app: &App| -> Value {
@@ -305,7 +366,9 @@ fn figures_are_told_as_json_and_energy_only_where_the_machine_tells() {
         };
         let before = figures(&plain).await;
         assert!(
-            before.get("energy_joules").is_none() && before["process"].get("resident_memory_bytes").is_none()
+            before.get("energy_joules").is_none()
+                && before.get("energy_joules_per_token").is_none()
+                && before["process"].get("resident_memory_bytes").is_none()
         );
         assert_eq!(before["models"]["first"]["decode"]["tokens_per_second"], Value::Null);
         said(&full, "first").await;
@@ -313,8 +376,9 @@ fn figures_are_told_as_json_and_energy_only_where_the_machine_tells() {
         let after = figures(&full).await;
         assert_eq!(
             (&after["energy_joules"]["package-0"], &after["decisions"]["requests"]),
-            (&json!(0.0), &json!(1))
+            (&json!(1.0), &json!(1))
         );
+        assert_eq!(after["energy_joules_per_token"], json!({"package-0": 0.25}), "four tokens");
         assert_eq!(after["process"]["resident_memory_bytes"], 12345);
         let model = &after["models"]["first"];
         let last = &model["last_request"];
@@ -325,7 +389,12 @@ fn figures_are_told_as_json_and_energy_only_where_the_machine_tells() {
         );
         assert!(model["decode"]["tokens_per_second"].as_f64().unwrap() > 0.0);
         let told = get(&full, "/metrics").await.text;
-        assert!(told.contains("anemone_energy_joules_total{domain=\"package-0\"} 0"), "{told}");
+        for line in [
+            "anemone_energy_joules_total{domain=\"package-0\"} 2.0",
+            "anemone_energy_per_token_joules{domain=\"package-0\"} 0.5",
+        ] {
+            assert!(told.contains(line), "{line}: {told}");
+        }
         assert!(!get(&plain, "/metrics").await.text.contains("energy"));
     });
 }

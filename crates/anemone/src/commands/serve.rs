@@ -1,4 +1,5 @@
 mod access;
+mod direct;
 mod log;
 mod memory;
 mod models;
@@ -11,7 +12,7 @@ use anemone_cpu::LayaOptions;
 use anemone_decide::Tournament;
 use anemone_emulator::Profile;
 use anemone_server::{App, Key, Machine, Options};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use clap::builder::RangedU64ValueParser;
 
 use self::access::AccessArgs;
@@ -32,11 +33,12 @@ const CLIENT_THREADS: usize = 2;
 /// Answer over HTTP: chats and completions of language models, typed questions by decision models
 ///
 /// Language models: POST /v1/chat/completions, /v1/completions and /v1/responses as OpenAI's API has them, /v1/messages as Anthropic's,
-/// streamed or not, POST /tokenize and /detokenize, GET `/tokenizer_info` and /metrics. Up to --max-sequences run together, token by token; a
+/// streamed or not, POST `/v1/messages/count_tokens`, /tokenize and /detokenize, GET `/tokenizer_info`. Up to --max-sequences run together, token by token; a
 /// client that goes stops its own. GET / is a page to chat and to ask in a browser. Bodies are JSON, plain or compressed with zstd.
 ///
 /// POST /v1/systemone takes {"state", "questions"} as `decide` does and POST /v1/systemone/batch {"states", "questions"}; both answer
-/// as laya's own server does, with its limits and messages. GET /health and GET /v1/models say what is loaded. Errors are
+/// as laya's own server does, with its limits and messages. GET /health, /ready, /v1/models and /v1/models/{id} say what is
+/// loaded and what failed, GET /metrics and /metrics.json what was done, GET /openapi.json what all routes take and give. Errors are
 /// {"detail": text}. POST /v1/decisions takes and gives the same in the shape of OpenAI's API (no images; levels count from 0, and
 /// `confidence` is the calibrated one). One request is computed at a time, others wait their turn; more than --max-concurrent are told to try again (503).
 ///
@@ -64,6 +66,9 @@ pub(crate) struct Args {
     /// Another name for a model, as `gpt-4o-mini=stories-lfm2`; may be repeated
     #[arg(long, value_name = "ALIAS=NAME")]
     alias: Vec<String>,
+    /// Answer lines of stdin by the language model without HTTP, too, to compare with
+    #[arg(long, hide = true)]
+    direct: bool,
     /// Print what GET /openapi.json says of all routes, and end
     #[arg(long)]
     openapi: bool,
@@ -88,7 +93,8 @@ pub(crate) struct Args {
     /// Multiply in bf16 where the processor does so natively: faster, and probabilities move by up to a hundredth
     #[arg(long)]
     bf16: bool,
-    /// What runs the models: auto and cpu read a bundle's weights back, the emulator interprets its package
+    /// What runs the models: auto is cpu here, also on a Mac, since it runs sequences together; it reads a bundle's weights back. The
+    /// emulator interprets a bundle's packages
     #[arg(long, value_name = "ENGINE", default_value = "auto")]
     engine: EngineName,
     /// Arithmetic of the emulator [default: fp16]
@@ -113,7 +119,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     prefix: PrefixArgs,
     /// Memory for beginnings that were computed before, of each language model; 0 for none
-    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = prefix::size, help_heading = "Prefix cache")]
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = prefix::size, allow_negative_numbers = true, help_heading = "Prefix cache")]
     prefix_cache_memory: u64,
     /// Threads of the models, 1 to 512 [default: all the system offers]
     #[arg(long, short = 't', value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=512), allow_negative_numbers = true)]
@@ -150,12 +156,21 @@ impl Args {
             ctx: self.ctx,
             exact: false,
             layout: LayoutName::Auto,
-            engine: self.engine,
+            // Core ML runs one sequence at a time, and the CPU engine many together.
+            engine: if self.engine == EngineName::Auto { EngineName::Cpu } else { self.engine },
             profile: self.profile.clone(),
             chunk: None,
             coreml: CoreMlArgs::default(),
         }
     }
+}
+
+/// Loads what fits; an error is that of the model, which names itself, or of the flag that is wrong.
+fn preload(app: &App) -> Result<Vec<String>> {
+    app.preload().map_err(|error| match error {
+        anemone_server::Error::Load { source, .. } => anyhow!("{source}"),
+        other => other.into(),
+    })
 }
 
 pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
@@ -175,11 +190,11 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     let named = Named::sort(args, shell)?;
     let laya = LayaOptions { threads, reduced: args.bf16 };
     let (mut decisions, sizes) = models::open(&named, args, laya, profile.as_ref(), shell)?;
-    let mut languages = named.languages(args, shell)?;
+    let (mut languages, needs): (Vec<_>, Vec<_>) = named.languages(args, shell)?.into_iter().unzip();
     models::alias(&args.alias, &named, &mut decisions, &mut languages)?;
-    args.memory.fits(&sizes, &languages)?;
+    args.memory.fits(&sizes, &needs)?;
     let app = App::new(decisions, languages, args.options(key, sizes))?;
-    let left = if args.memory.on_demand { Vec::new() } else { app.preload()? };
+    let left = if args.memory.on_demand { Vec::new() } else { preload(&app)? };
     let runtime = (tokio::runtime::Builder::new_multi_thread().worker_threads(CLIENT_THREADS))
         .enable_all()
         .build()

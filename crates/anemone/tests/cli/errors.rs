@@ -2,7 +2,7 @@ use crate::support::{Copy, anemone, anemone_with, command};
 
 #[test]
 fn bad_arguments_name_the_flag() {
-    let usage: [(&[&str], &[&str]); 25] = [
+    let usage: [(&[&str], &[&str]); 27] = [
         (&["run", "--ctx", "0"], &["--ctx", "'0'", "1.."]),
         (&["run", "--ctx", "-5"], &["--ctx", "-5"]),
         (&["run", "--ctx", "99999999999999999999999"], &["--ctx"]),
@@ -27,6 +27,8 @@ fn bad_arguments_name_the_flag() {
         (&["serve", "--log-bodies"], &["--log-requests"]),
         (&["serve", "--idle-unload", "0"], &["--idle-unload", "1.."]),
         (&["serve", "--max-memory", "lots"], &["--max-memory", "500M or 4G"]),
+        (&["serve", "--max-memory", "-5"], &["--max-memory", "500M or 4G"]),
+        (&["serve", "--prefix-cache-memory", "-5"], &["--prefix-cache-memory", "500M or 4G"]),
         (&["dance"], &["dance", "--help"]),
     ];
     for (args, fragments) in usage {
@@ -36,7 +38,7 @@ fn bad_arguments_name_the_flag() {
 
 #[test]
 fn bad_requests_name_the_flag_and_the_remedy() {
-    let cases: [(&[&str], &[&str]); 27] = [
+    let cases: [(&[&str], &[&str]); 30] = [
         (&["run", "--ctx", "99999999"], &["99999999", "2048", "lower --ctx"]),
         (&["run", "--engine", "coreml"], &["--engine coreml", "use --engine cpu"]),
         (&["run", "--engine", "emulator"], &["--engine emulator", "built-in", "anemone convert --out"]),
@@ -53,6 +55,12 @@ fn bad_requests_name_the_flag_and_the_remedy() {
             &["serve", "--port", "0", "--max-memory", "1M"],
             &["--max-memory 1.0 MiB", "'laya-demo'", "raise it"],
         ),
+        (
+            &["serve", "--port", "0", "--max-memory", "300M", "--prefix-cache-memory", "299M"],
+            &["'stories-lfm2'", "caches of 32768 tokens", "prefix cache 299.0 MiB", "lower --max-tokens"],
+        ),
+        (&["serve", "--port", "0", "--ctx", "9999"], &["error: --ctx 9999", "'stories-lfm2'", "2048"]),
+        (&["serve", "--port", "0", "--prefix-cache", "Cargo.toml"], &["error: --prefix-cache Cargo.toml"]),
         (&["serve", "--port", "0", "--alias", "x"], &["--alias x", "ALIAS=NAME"]),
         (&["serve", "--port", "0", "--alias", "x=y"], &["--alias x=y", "laya-demo, stories-lfm2"]),
         (

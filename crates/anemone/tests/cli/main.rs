@@ -23,6 +23,8 @@ mod run;
 mod scales;
 #[cfg(unix)]
 mod serve;
+#[cfg(target_os = "linux")]
+mod serve_memory;
 mod speculation;
 mod streams;
 mod structure;

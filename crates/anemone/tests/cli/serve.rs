@@ -9,14 +9,14 @@ use crate::support::{Ran, anemone, assets, command, shared};
 const BODY: &str = r#"{"state": "where is my parcel", "questions": {"angry": {"type": "noul", "instructions": "Is the sender angry?"}}}"#;
 
 /// The binary at work on a free port; it ends with the test, which may fail before it ends it.
-struct Server {
+pub(crate) struct Server {
     child: Option<Child>,
     stderr: BufReader<ChildStderr>,
     address: String,
 }
 
 impl Server {
-    fn start(args: &[&str]) -> Self {
+    pub(crate) fn start(args: &[&str]) -> Self {
         let mut command = command(&[&["serve", "--port", "0"], args].concat());
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
@@ -29,8 +29,18 @@ impl Server {
         Self { child: Some(child), stderr, address }
     }
 
+    /// A figure of its memory in bytes, as `VmRSS`.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn memory(&self, key: &str) -> u64 {
+        let id = self.child.as_ref().unwrap().id();
+        let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix(key)).unwrap();
+        let kib = line.trim_start_matches(':').trim().trim_end_matches("kB").trim();
+        kib.parse::<u64>().unwrap() << 10
+    }
+
     /// Status and body of an answer.
-    fn request(&self, method: &str, path: &str, header: &str, body: &str) -> (u16, Value) {
+    pub(crate) fn request(&self, method: &str, path: &str, header: &str, body: &str) -> (u16, Value) {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         let length = body.len();
         let head = format!(
@@ -44,7 +54,7 @@ impl Server {
     }
 
     /// Sends a signal and waits for the end.
-    fn end(mut self, signal: &str) -> Ran {
+    pub(crate) fn end(mut self, signal: &str) -> Ran {
         let child = self.child.take().unwrap();
         let id = child.id().to_string();
         assert!(Command::new("kill").args([signal, &id]).status().unwrap().success());
@@ -177,7 +187,7 @@ fn mistakes_are_named() {
     let fails = |args: &[&str], fragments: &[&str]| {
         anemone(&[&["serve", "-q", "--port", "0"], args].concat()).fails(1, fragments);
     };
-    fails(&["-m", "english"], &["--model english", "write NAME=PATH"]);
+    fails(&["-m", "english"], &["--model english", "write NAME=PATH", "the path of a model"]);
     fails(&["-m", "x=/no/such"], &["--model /no/such", "no such file"]);
     fails(&["-m", "a b=src"], &["'a b' is not allowed", "use a-z"]);
     fails(&["-m", "x=src"], &["--model x=src", "config.json"]);
@@ -298,6 +308,11 @@ fn only_names_of_this_machine_are_answered_unless_others_are_allowed() {
     };
     assert_eq!(ask(&Server::start(&[])), "403");
     assert_eq!(ask(&Server::start(&["--allow-host", "box.lan"])), "200");
+    // Others can reach it: a page could have its name mean this machine, unless it needs a key.
+    let public = ["--host", "0.0.0.0"];
+    assert_eq!(ask(&Server::start(&public)), "403");
+    assert_eq!(ask(&Server::start(&[&public[..], &["--allow-host", "box.lan"]].concat())), "200");
+    assert_eq!(ask(&Server::start(&[&public[..], &["--api-key", "sesame"]].concat())), "200");
 }
 
 #[test]

@@ -4,19 +4,16 @@ use serde_json::{Map, Value, json};
 use super::Answer;
 use super::items::Events;
 use super::reply::Echoed;
-use crate::app::App;
+use crate::language::Language;
 use crate::openai::choice::Choice;
 use crate::openai::fields::Fields;
 use crate::openai::generation::Usage;
 use crate::openai::prompt::{Prompt, Wishes};
 use crate::openai::refusal::{ApiError, Checked};
 use crate::openai::{now, unique};
-use crate::requests::responses::REQUEST;
 
 /// The response to make, the job that makes it, and whether it is streamed.
-pub(super) fn read(app: &App, bytes: &[u8]) -> Checked<(Answer, Job, bool)> {
-    let mut fields = Fields::parse(bytes, &REQUEST)?;
-    let language = app.language(fields.text("model").as_deref())?;
+pub(super) fn read(mut fields: Fields, language: Language) -> Checked<(Answer, Job, bool)> {
     let instructions = fields.text("instructions");
     let mut messages: Vec<Message> = instructions.iter().map(Message::system).collect();
     messages.extend(input(fields.value("input")));

@@ -27,8 +27,8 @@ pub(crate) struct AccessArgs {
     /// A file with the key
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
-    /// A name the server goes by; requests to another one are refused (403); may be repeated [default: localhost and its addresses
-    /// when it listens there, any name otherwise]
+    /// A name the server goes by; requests to another one are refused (403); may be repeated [default: localhost; where it can be reached
+    /// from other machines all its addresses, too, and with a key any name]
     #[arg(long, value_name = "NAME", value_parser = host)]
     allow_host: Vec<String>,
     /// An origin whose web pages may use the server, as `https://example.org`, or `*` for all; may be repeated [default: none]
@@ -72,9 +72,16 @@ impl AccessArgs {
         None
     }
 
+    /// A page of whatever name could otherwise have that name mean this machine, and read the answers: it cannot where it needs a key.
     pub(super) fn guard(&self) -> Guard {
-        let named = !self.allow_host.is_empty() || (self.host.is_loopback() && self.socket().is_none());
-        Guard { hosts: named.then(|| self.allow_host.clone()), origins: self.cors_origin.clone() }
+        let has_key = self.api_key.is_some() || self.api_key_file.is_some();
+        let open = self.socket().is_some() || (self.is_public() && has_key);
+        let named = !self.allow_host.is_empty() || !open;
+        Guard {
+            hosts: named.then(|| self.allow_host.clone()),
+            addresses: self.is_public(),
+            origins: self.cors_origin.clone(),
+        }
     }
 
     /// Starts to listen; connections wait until they are accepted.
@@ -123,6 +130,9 @@ mod socket {
 
     use anyhow::{Context, Result, ensure};
 
+    /// Bytes of a path that sockets have room for.
+    const LONGEST: usize = if cfg!(target_os = "linux") { 107 } else { 103 };
+
     /// The file of a socket, removed when dropped.
     pub(super) struct Socket(PathBuf);
 
@@ -149,7 +159,12 @@ mod socket {
             );
             fs::remove_file(path).with_context(flag)?;
         }
+        let long = path.as_os_str().len() > LONGEST;
         let listener = UnixListener::bind(path).with_context(|| {
+            if long {
+                let length = path.as_os_str().len();
+                return format!("{}: the path has {length} bytes and the system takes up to {LONGEST}; choose a shorter one", flag());
+            }
             format!("{}: cannot listen there; choose a path in a directory you may write to", flag())
         })?;
         let socket = Socket(path.to_owned());
@@ -176,6 +191,9 @@ mod socket {
             fs::write(&path, "mine").unwrap();
             assert!(bind(&path).err().unwrap().to_string().contains("no socket"));
             assert!(bind(&dir.path().join("a/b")).is_err());
+            let long = dir.path().join("x".repeat(120));
+            let error = bind(&long).err().unwrap().to_string();
+            assert!(error.contains("choose a shorter one"), "{error}");
         }
     }
 }

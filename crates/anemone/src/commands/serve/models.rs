@@ -3,14 +3,15 @@ use std::path::{Path, PathBuf};
 
 use anemone_bundle::DecisionBundle;
 use anemone_checkpoint::{DecisionCheckpoint, Weights, is_hub_id};
-use anemone_cpu::LayaOptions;
+use anemone_cpu::{LayaOptions, state_bytes};
 use anemone_decide::{Decider, Error, Router, Routes};
 use anemone_emulator::{Emulator, Profile};
 use anemone_server::{Language, LanguageModel, LanguageSource, Launch};
-use anemone_session::{BatchOptions, Engine as _, GenerateOptions};
-use anyhow::{Context, Result, ensure};
+use anemone_session::{BatchOptions, Engine as _, GenerateOptions, Together as _};
+use anyhow::{Context, Result, bail, ensure};
 
-use super::Args;
+use super::memory::Needs;
+use super::{Args, direct};
 use crate::args::{EngineArgs, EngineName, ModelArgs, SpeculationArgs};
 use crate::cli::Shell;
 use crate::commands::decide::emulated;
@@ -58,8 +59,8 @@ impl Named {
         Ok(named)
     }
 
-    /// The language models, checked and ready to be loaded.
-    pub(super) fn languages(&self, args: &Args, shell: &Shell) -> Result<Vec<LanguageSource>> {
+    /// The language models, checked and ready to be loaded, with the memory they may take.
+    pub(super) fn languages(&self, args: &Args, shell: &Shell) -> Result<Vec<(LanguageSource, Needs)>> {
         let each = self.languages.iter();
         each.map(|(name, place)| language(name, place.as_deref(), args, shell)).collect()
     }
@@ -79,32 +80,58 @@ fn source(place: &str, args: &Args) -> ModelArgs {
     ModelArgs { model: Some(PathBuf::from(place)), offline: args.offline, revision: None }
 }
 
-/// A language model with all that loading it takes.
-fn language(name: &str, place: Option<&str>, args: &Args, shell: &Shell) -> Result<LanguageSource> {
-    let label = format!("--model {name}={}", place.unwrap_or(name));
+/// A language model with all that loading it takes, and the memory it may take.
+fn language(name: &str, place: Option<&str>, args: &Args, shell: &Shell) -> Result<(LanguageSource, Needs)> {
+    let label =
+        place.map_or_else(|| format!("the built-in model {name}"), |place| format!("--model {name}={place}"));
     let empty = ModelArgs { model: None, offline: args.offline, revision: None };
     let source = place.map_or(empty, |place| source(place, args));
+    let engine = args.language_engine();
     // What is wrong with it is told now, also when it is loaded later.
-    let bytes = model::open(&source, shell).with_context(|| label.clone())?.weight_bytes();
+    let (weights, stack) = model::open(&source, shell)
+        .and_then(|checkpoint| Ok((checkpoint.weight_bytes(), model::stack(&checkpoint)?)))
+        .with_context(|| label.clone())?;
+    let most = stack.max_position_embeddings;
+    if let Some(ctx) = args.ctx.filter(|ctx| *ctx > most) {
+        bail!("--ctx {ctx}: the model '{name}' holds at most {most} tokens; lower it, or leave it out");
+    }
+    let context = engine.context_len(most, 0);
+    // Of a bundle's packages there is one sequence.
+    let sequences = if engine.engine == EngineName::Cpu { args.max_sequences } else { 1 };
+    let all = sequences.saturating_mul(context);
+    let tokens = args.max_tokens.map_or(all, |tokens| tokens.min(all));
+    // Where all are as long as they can be together, layers that forget take most.
+    let each = state_bytes(&stack, &engine.options(context), tokens.div_ceil(sequences));
+    let needs = Needs {
+        name: name.to_owned(),
+        weights,
+        caches: each.saturating_mul(sequences as u64),
+        tokens,
+        prefix: args.prefix_cache_memory,
+    };
+    let bytes = needs.bytes();
     let loader = Loader {
         name: name.to_owned(),
+        label,
         source,
-        engine: args.language_engine(),
+        engine,
         speculation: args.speculation.clone(),
         prefix: args.prefix.clone(),
         prefix_memory: args.prefix_cache_memory,
         sequences: (args.max_sequences, args.max_waiting, args.max_tokens),
+        direct: args.direct,
         shell: shell.clone(),
     };
     loader.speculation.speculation()?;
-    let load =
-        move |launch: &Launch| loader.load(launch).map_err(|error| format!("{label}: {error:#}").into());
-    Ok(LanguageSource::new(name, bytes, load))
+    let load = move |launch: &Launch| loader.load(launch).map_err(|error| format!("{error:#}").into());
+    Ok((LanguageSource::new(name, bytes, load), needs))
 }
 
 /// Loads a language model, again and again.
 struct Loader {
     name: String,
+    /// What an error of the model itself begins with.
+    label: String,
     source: ModelArgs,
     engine: EngineArgs,
     speculation: SpeculationArgs,
@@ -112,13 +139,17 @@ struct Loader {
     prefix_memory: u64,
     /// That run at once, that wait, and tokens of all.
     sequences: (usize, usize, Option<usize>),
+    /// Whether lines of stdin are answered as well.
+    direct: bool,
     shell: Shell,
 }
 
 impl Loader {
     fn load(&self, launch: &Launch) -> Result<Language> {
-        let (loaded, tokenizer) = Loaded::with_tokenizer(&self.source, &self.engine, 0, &self.shell)?;
-        let template = model::template(&loaded.checkpoint, &tokenizer)?;
+        let label = || self.label.clone();
+        let (loaded, tokenizer) =
+            Loaded::with_tokenizer(&self.source, &self.engine, 0, &self.shell).with_context(label)?;
+        let template = model::template(&loaded.checkpoint, &tokenizer).with_context(label)?;
         let defaults = generation::served(&loaded.checkpoint, &loaded.stack().model_type, &tokenizer);
         let prefix_cache = self.prefix.open(&loaded, self.prefix_memory)?;
         let defaults =
@@ -127,8 +158,18 @@ impl Loader {
         let all = max_sequences.saturating_mul(loaded.engine.context_len());
         let max_tokens = max_tokens.unwrap_or(all);
         let batch = BatchOptions { max_sequences, max_waiting, max_tokens, ..BatchOptions::default() };
+        if self.direct
+            && let Some(sibling) = loaded.engine.sibling()
+        {
+            let tokenizer = model::tokenizer(&loaded.checkpoint)?;
+            direct::start(sibling, tokenizer, defaults.clone(), batch)?;
+        }
+        let most = loaded.stack().max_position_embeddings;
+        // What was converted for fewer tokens cannot be started with more.
+        let max_context =
+            if loaded.engine.is_at_converted_limit() { loaded.engine.context_len() } else { most };
         let (name, Loaded { engine, .. }) = (self.name.clone(), loaded);
-        Ok(launch.start(LanguageModel { name, engine, tokenizer, template, defaults, batch })?)
+        Ok(launch.start(LanguageModel { name, engine, tokenizer, template, defaults, batch, max_context })?)
     }
 }
 
@@ -255,7 +296,7 @@ fn split(given: &str) -> Result<(String, Option<String>)> {
     let path = Path::new(given);
     ensure!(
         path.exists() || is_hub_id(given),
-        "--model {given}: no such file or directory; write NAME=PATH with the path of a decision model, or NAME=org/name for one on the hub"
+        "--model {given}: no such file or directory; write NAME=PATH with the path of a model, or NAME=org/name for one on the hub"
     );
     let own = if path.exists() { path.canonicalize().ok() } else { None };
     let repository = given.split('@').next().unwrap_or(given);
