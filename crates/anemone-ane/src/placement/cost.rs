@@ -227,7 +227,8 @@ pub(super) fn cheapest(costs: &[Cost]) -> (Vec<Segment>, f64) {
         };
         (on_cpu, on_ane) = (cpu + cost.cpu, ane + cost.neural_engine);
     }
-    let mut neural_engine = on_ane + output < on_cpu;
+    // An output costs what a change of place does, so that a last operation may be in either: it stays where it is.
+    let mut neural_engine = on_ane + output <= on_cpu + 1e-9;
     let total = if costs.is_empty() { 0.0 } else { on_cpu.min(on_ane + output) };
     let mut segments: Vec<Segment> = Vec::new();
     for (cost, (cpu_from_ane, ane_from_ane)) in costs.iter().zip(&from).rev() {

@@ -107,9 +107,9 @@ fn published_placements_of_whole_graphs_are_replayed() {
             wrong.push(row[0]);
         }
     }
-    // 105 of 105: 63 to the operation, 42 that differ in what costs the same (mostly the last relu, which was seen in either place).
+    // 105 of 105: 82 to the operation, 23 that differ in what costs the same (mostly the last relu, which was seen in either place).
     assert_eq!((same + as_cheap, wrong), (105, Vec::<&str>::new()));
-    assert!(same >= 60, "{same}");
+    assert!(same >= 80, "{same}");
 }
 
 /// A layer of a language model as its maps, norms and gates: inputs and outputs of each map.
