@@ -31,5 +31,5 @@ pub use laya::{
     multiply_adds, rotary_tables, rotations,
 };
 pub use options::{CacheKind, MASKED, Options, Pass, Rules, Scales, Silu};
-pub use plan::{CachePlan, ChunkPlan, Plan, StatePlan, plan};
+pub use plan::{CachePlan, ChunkPlan, Plan, StatePlan, is_placed, plan};
 pub use weights::{Load, WeightRecord, beyond_fp16};

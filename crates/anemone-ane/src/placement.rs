@@ -3,6 +3,9 @@
 //! Nothing here was measured by this project. Each rule names where it comes from; a prediction is a reason to look, and
 //! `MLComputePlan` on the machine itself has the last word.
 
+mod cost;
+#[cfg(test)]
+mod graphs;
 mod rules;
 #[cfg(test)]
 mod tests;
@@ -10,6 +13,7 @@ mod tests;
 use anemone_mil::{Function, Op, Program};
 
 use crate::Error;
+pub use cost::Cost;
 pub use rules::{Confidence, Rule};
 
 const OPERATORS: &str = include_str!("../data/operators.tsv");
@@ -22,6 +26,8 @@ pub struct Chip {
     pub name: String,
     /// Longest axis of a tensor.
     pub axis: usize,
+    /// Whether that was seen on this chip, and not only on another one.
+    pub axis_is_seen: bool,
     /// Weights it reads, in GB/s.
     pub read: f64,
 }
@@ -31,8 +37,13 @@ impl Chip {
     pub fn all() -> Vec<Self> {
         rows(CHIPS)
             .filter_map(|row| {
-                let [name, axis, read] = row[..] else { return None };
-                Some(Self { name: name.to_owned(), axis: axis.parse().ok()?, read: read.parse().ok()? })
+                let [name, axis, from, read] = row[..] else { return None };
+                Some(Self {
+                    name: name.to_owned(),
+                    axis: axis.parse().ok()?,
+                    axis_is_seen: from == "seen",
+                    read: read.parse().ok()?,
+                })
             })
             .collect()
     }
@@ -58,17 +69,21 @@ pub struct Finding {
     pub operator: String,
     /// The rule.
     pub rule: Rule,
+    /// How well it is supported for the chip.
+    pub confidence: Confidence,
     /// What is there, and what is possible.
     pub problem: String,
 }
 
 /// Operations in a row that run in one place.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Segment {
     /// Whether it is the Neural Engine.
     pub neural_engine: bool,
     /// Operations that compute.
     pub ops: usize,
+    /// Milliseconds that the planner reckons for them, without launches and changes of place.
+    pub ms: f64,
 }
 
 /// What is predicted for a function.
@@ -82,8 +97,12 @@ pub struct Placement {
     pub away: Vec<Finding>,
     /// What may make it slow there or have it declined as a whole.
     pub warnings: Vec<Finding>,
-    /// Runs of operations by place, were each placed by itself.
+    /// Runs of operations by place, as the planner would choose them by what they cost.
     pub segments: Vec<Segment>,
+    /// Milliseconds that the planner reckons for them with launches and changes of place.
+    pub planned_ms: f64,
+    /// Milliseconds that it reckons for all of the function on the CPU.
+    pub cpu_ms: f64,
     /// Milliseconds that reading its weights takes the chip at least.
     pub read_ms: f64,
 }
@@ -92,25 +111,24 @@ pub struct Placement {
 ///
 /// Constants and the operators that expand compressed weights run nowhere: they are folded before.
 pub fn predict(program: &Program, function: &Function, chip: &Chip) -> Placement {
-    let mut away = Vec::new();
-    let mut segments: Vec<Segment> = Vec::new();
-    let mut ops = 0;
+    let (mut away, mut costs) = (Vec::new(), Vec::new());
     for op in function.compute_ops().filter(|op| !is_folded(op)) {
-        ops += 1;
         let finding = rules::away(function, op, chip);
-        let neural_engine = finding.is_none();
+        costs.push(cost::of(function, op, finding.is_some()));
         away.extend(finding);
-        match segments.last_mut().filter(|last| last.neural_engine == neural_engine) {
-            Some(last) => last.ops += 1,
-            None => segments.push(Segment { neural_engine, ops: 1 }),
-        }
     }
+    let (segments, planned_ms) = cost::cheapest(&costs);
+    let cpu_ms = costs.iter().map(|cost| cost.cpu).sum();
     let bytes = weight_bytes(program, function);
     let mut warnings = rules::warnings(function);
     warnings.extend(rules::size(function, bytes));
     let read_ms = bytes as f64 / chip.read / 1e6;
-    warnings.extend(rules::declined(function, read_ms));
-    Placement { function: function.name.clone(), ops, away, warnings, segments, read_ms }
+    let declined = costs.len() > away.len() && segments.iter().all(|segment| !segment.neural_engine);
+    if declined {
+        warnings.push(rules::declined(function, &costs, cpu_ms));
+    }
+    let (function, ops) = (function.name.clone(), costs.len());
+    Placement { function, ops, away, warnings, segments, planned_ms, cpu_ms, read_ms }
 }
 
 fn is_folded(op: &Op) -> bool {
@@ -121,9 +139,14 @@ fn is_folded(op: &Op) -> bool {
 fn weight_bytes(program: &Program, function: &Function) -> usize {
     let bytes = |id: &anemone_mil::WeightId| {
         let ty = &program.weights[id.0].ty;
-        ty.dtype.byte_len(ty.shape.iter().product()).unwrap_or(0)
+        ty.dtype.byte_len(elements(&ty.shape)).unwrap_or(usize::MAX)
     };
-    function.weights().iter().map(bytes).sum()
+    function.weights().iter().map(bytes).fold(0, usize::saturating_add)
+}
+
+/// Elements of a shape, which may be one that nobody could hold.
+fn elements(shape: &[usize]) -> usize {
+    shape.iter().fold(1, |product, size| product.saturating_mul(*size))
 }
 
 /// Rows of a table, without its comments and its head.

@@ -62,7 +62,7 @@ impl Bundle {
         self.parts().host_tensor(name)
     }
 
-    /// Recorded calls of its functions; `None` when there are none, or only those of another bundle.
+    /// Recorded calls of its functions; `None` when there are none. Those of another bundle, or without what was given, are refused.
     pub fn calls(&self) -> Result<Option<Calls>, Error> {
         canary::read(&self.dir)
     }

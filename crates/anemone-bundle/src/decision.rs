@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use anemone_ane::LayaFunctions;
 use anemone_checkpoint::DecisionCheckpoint;
+use anemone_mil::Calls;
 use anemone_tensor::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::compression::Compression;
 use crate::manifest::{HostTensor, PackageEntry, Piece, Source};
 use crate::parts::{Parts, format_of, read_manifest};
-use crate::{BundleWeights, Error};
+use crate::{BundleWeights, Error, canary};
 
 /// `format` of the manifest of a decision model's bundle.
 pub const DECISION_FORMAT: &str = "anemone-decision-bundle";
@@ -143,6 +144,16 @@ impl DecisionBundle {
     /// Reads a small file and compares it with its hash, `None` when the bundle has none of that name.
     pub fn file(&self, name: &str) -> Result<Option<Vec<u8>>, Error> {
         self.parts().file(name)
+    }
+
+    /// Recorded calls of its functions, as [`crate::Bundle::calls`] has them.
+    pub fn calls(&self) -> Result<Option<Calls>, Error> {
+        canary::read(&self.dir)
+    }
+
+    /// Puts recorded calls beside the manifest, in place of others.
+    pub fn write_calls(&self, calls: &Calls) -> Result<(), Error> {
+        canary::write(&self.dir, calls)
     }
 
     /// The checkpoint the bundle stands for: its small files, each compared with its hash, and its tensors as fp16.

@@ -17,7 +17,7 @@ pub enum Error {
         source: io::Error,
     },
     /// The recorded calls cannot be read or written.
-    #[error("{}: {problem}; remove the file, and convert again for another", path.display())]
+    #[error("{} {problem}; make the bundle again with convert or palettize, or remove the file to run the bundle untried", path.display())]
     Canary {
         /// The file.
         path: PathBuf,

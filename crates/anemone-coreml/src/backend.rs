@@ -56,6 +56,8 @@ pub struct Failure {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FailureKind {
+    /// The system is too old.
+    System,
     /// The package cannot be read or compiled.
     Compile,
     /// The disk is full.
@@ -68,6 +70,19 @@ pub enum FailureKind {
     Execution,
     /// A prediction failed for another reason.
     Predict,
+}
+
+/// The oldest macOS whose Core ML has what is called here: functions by name, states, and plans of programs.
+pub const LEAST_MACOS: (u64, u64) = (15, 0);
+
+/// Errors for a macOS that is too old, by its version.
+pub fn check_macos(major: u64, minor: u64) -> Result<(), Failure> {
+    if (major, minor) >= LEAST_MACOS {
+        return Ok(());
+    }
+    let (least, least_minor) = LEAST_MACOS;
+    let problem = format!("macOS {least}.{least_minor} or later is needed, this is {major}.{minor}");
+    Err(Failure::new(FailureKind::System, None, problem))
 }
 
 impl Failure {
@@ -97,6 +112,7 @@ impl Failure {
     /// What can be done about it.
     pub fn remedy(&self) -> &'static str {
         match self.kind {
+            FailureKind::System => "update the system, or use --engine cpu",
             FailureKind::Compile => {
                 "check the package with anemone inspect, update macOS, or run it with --engine cpu"
             }
@@ -118,6 +134,7 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = match self.kind {
+            FailureKind::System => "this system's Core ML lacks what is needed",
             FailureKind::Compile => "Core ML cannot compile the package",
             FailureKind::DiskFull => "the disk is full",
             FailureKind::Memory => "there is not enough memory for the model",
@@ -141,6 +158,16 @@ impl std::error::Error for Failure {}
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_system_that_is_too_old_is_told_what_is_needed() {
+        assert!(check_macos(15, 0).is_ok() && check_macos(27, 1).is_ok());
+        let error = check_macos(14, 7).unwrap_err().to_string();
+        assert!(
+            error.contains("macOS 15.0") && error.contains("14.7") && error.contains("update"),
+            "{error}"
+        );
+    }
 
     #[test]
     fn errors_are_sorted_by_number_and_words() {

@@ -1,6 +1,6 @@
 //! Recorded inputs whose outputs are known: run when a function is loaded, and now and then again.
 
-use anemone_mil::{Array, Call};
+use anemone_mil::{Array, Call, Signature};
 
 /// Least cosine between what a function gives and what it must: far above what fp16 on any engine costs a sound function (0.9999), far
 /// below what a wrong one reaches.
@@ -41,6 +41,34 @@ impl Distance {
     }
 }
 
+/// What is wrong with a recorded call of a function; none when it has every output, and nothing that is of another function.
+pub(crate) fn unfit(canary: &Call, signature: &Signature) -> Option<String> {
+    let shape = |array: &Array| array.data.len() == array.shape.iter().product::<usize>();
+    for (name, ty) in &signature.outputs {
+        let Some(array) = canary.outputs.get(name) else {
+            return Some(format!("has no output '{name}'"));
+        };
+        if array.shape != ty.shape || !shape(array) {
+            return Some(format!(
+                "has an output '{name}' of the shape {:?}, expected {:?}",
+                array.shape, ty.shape
+            ));
+        }
+    }
+    for (name, array) in &canary.inputs {
+        let Some((_, ty)) = signature.inputs.iter().find(|(own, _)| own == name) else {
+            return Some(format!("has an input '{name}', which the function has not"));
+        };
+        if array.shape != ty.shape || !shape(array) {
+            return Some(format!(
+                "has an input '{name}' of the shape {:?}, expected {:?}",
+                array.shape, ty.shape
+            ));
+        }
+    }
+    None
+}
+
 /// What is wrong with the outputs of two runs of a canary; none when nothing is.
 pub(crate) fn judge(canary: &Call, names: &[String], first: &[Array], second: &[Array]) -> Option<String> {
     for ((name, first), second) in names.iter().zip(first).zip(second) {
@@ -54,7 +82,9 @@ pub(crate) fn judge(canary: &Call, names: &[String], first: &[Array], second: &[
                 first.data[at], second.data[at]
             ));
         }
-        let Some(expected) = canary.outputs.get(name) else { continue };
+        let Some(expected) = canary.outputs.get(name) else {
+            return Some(format!("nothing is recorded of output '{name}'"));
+        };
         if expected.data.len() != first.data.len() {
             return Some(format!(
                 "output '{name}' has {} elements and must have {}",
@@ -87,6 +117,26 @@ mod tests {
 
     fn array(data: &[f32]) -> Array {
         Array { shape: vec![data.len()], data: data.to_vec() }
+    }
+
+    #[test]
+    fn a_call_must_have_what_the_function_has() {
+        let half = |n: usize| anemone_mil::TensorType::new(anemone_mil::DataType::Float16, vec![n]);
+        let signature = Signature {
+            inputs: vec![("x".to_owned(), half(2))],
+            outputs: vec![("y".to_owned(), half(2))],
+            states: Vec::new(),
+        };
+        let call = |x: &str, inputs: &[f32], y: &str, outputs: &[f32]| Call {
+            inputs: [(x.to_owned(), array(inputs))].into(),
+            outputs: [(y.to_owned(), array(outputs))].into(),
+        };
+        let unfit = |call: &Call| unfit(call, &signature).unwrap_or_default();
+        assert_eq!(unfit(&call("x", &[1.0, 2.0], "y", &[3.0, 4.0])), "");
+        assert!(unfit(&call("x", &[1.0, 2.0], "z", &[3.0, 4.0])).contains("no output 'y'"));
+        assert!(unfit(&call("x", &[1.0, 2.0], "y", &[3.0])).contains("output 'y' of the shape [1]"));
+        assert!(unfit(&call("w", &[1.0, 2.0], "y", &[3.0, 4.0])).contains("input 'w'"));
+        assert!(unfit(&call("x", &[1.0], "y", &[3.0, 4.0])).contains("input 'x' of the shape [1]"));
     }
 
     #[test]

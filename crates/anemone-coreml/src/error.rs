@@ -45,8 +45,16 @@ pub enum Error {
         /// What is where.
         problem: String,
     },
+    /// A function takes as long as on the processor, or that cannot be told.
+    #[error("function '{function}' does not meet --max-ratio: {problem}")]
+    Ratio {
+        /// The function.
+        function: String,
+        /// What it takes, or why it is not known.
+        problem: String,
+    },
     /// A call did not come back.
-    #[error("Core ML did not come back from {what} in {} s; end the process, and use --engine cpu if it happens again", .after.as_secs_f64())]
+    #[error("Core ML did not come back from {what} in {} s, and this process does not ask it again; start anemone again, with --engine cpu if it keeps happening", .after.as_secs_f64())]
     Hang {
         /// What it was doing.
         what: String,
@@ -63,6 +71,18 @@ pub enum Error {
         function: String,
         /// The input.
         input: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// A recorded call does not fit its function.
+    #[error(
+        "{package}: the recorded call of function '{function}' {problem}; make the bundle again with convert or palettize, or remove canary.safetensors from it to run it untried"
+    )]
+    Recorded {
+        /// The package.
+        package: String,
+        /// The function.
+        function: String,
         /// What is wrong.
         problem: String,
     },

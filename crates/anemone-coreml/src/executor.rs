@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use anemone_mil::{Array, Call, Calls, Executable, Executor, ExecutorError, Signature, States, read_package};
 
-use crate::canary::{judge, not_finite};
+use crate::canary::{judge, not_finite, unfit};
 use crate::worker::{Host, Worker};
 use crate::{
-    Backend, CompiledModels, ComputePlan, ComputeUnits, Error, Failure, FailureKind, Require, Result,
+    Backend, CompiledModels, ComputePlan, ComputeUnits, Error, Failure, FailureKind, Held, Require, Result,
 };
 
 /// Runs that a ratio is measured by.
@@ -33,9 +33,14 @@ pub struct Options {
     pub most_ratio: Option<f64>,
     /// Time a prediction may take.
     pub predict_timeout: Duration,
-    /// Time compiling and loading may take together; as long as it takes without.
+    /// Time that compiling, loading and planning may take, each; as long as it takes without.
     pub load_timeout: Option<Duration>,
+    /// Whether packages that were compiled before are compiled again.
+    pub compile_again: bool,
 }
+
+/// Time a step of loading is given: the longest published first compile, of a model of 4 B on an M6, took 80 minutes.
+const LOAD_TIMEOUT: Duration = Duration::from_hours(3);
 
 impl Options {
     /// Options over a directory of compiled models.
@@ -48,7 +53,8 @@ impl Options {
             recheck: Some(32),
             most_ratio: None,
             predict_timeout: Duration::from_mins(1),
-            load_timeout: None,
+            load_timeout: Some(LOAD_TIMEOUT),
+            compile_again: false,
         }
     }
 }
@@ -136,12 +142,16 @@ impl<B: Backend + 'static> CoreMl<B> {
             let known = names.join(", ");
             return Err(Error::Function { package: name, function: function.to_owned(), known });
         };
-        let (compiled, model) = self.compiled(package, &name, function, &signature)?;
-        let plan = self.plan(&compiled, &name, function)?;
+        let canary = self.options.canaries.get(&(name.clone(), function.to_owned())).cloned();
+        if let Some(problem) = canary.as_ref().and_then(|canary| unfit(canary, &signature)) {
+            return Err(Error::Recorded { package: name, function: function.to_owned(), problem });
+        }
+        let (held, model) = self.compiled(package, &name, function, &signature)?;
+        let model = Placed { worker: self.worker.clone(), number: model };
+        let plan = self.plan(held.path(), &name, function)?;
         if let Some(require) = &self.options.require {
             require.check(function, plan.as_ref())?;
         }
-        let canary = self.options.canaries.get(&(name.clone(), function.to_owned())).cloned();
         if canary.is_none() {
             tracing::warn!(
                 "{name}: there is no recorded call of `{function}`, so what it gives is not tried"
@@ -158,9 +168,10 @@ impl<B: Backend + 'static> CoreMl<B> {
             canary: canary.map(Arc::new),
             seen: Vec::new(),
             calls: 0,
+            held,
         };
         loaded.meet_canary()?;
-        let ratio = self.ratio(&mut loaded, &compiled)?;
+        let ratio = self.ratio(&loaded)?;
         let seconds = start.elapsed().as_secs_f64();
         tracing::debug!(package = name, function, seconds, "loaded by Core ML");
         let function = function.to_owned();
@@ -176,32 +187,38 @@ impl<B: Backend + 'static> CoreMl<B> {
         name: &str,
         function: &str,
         signature: &Signature,
-    ) -> Result<(PathBuf, usize)> {
+    ) -> Result<(Held, usize)> {
         let (patience, units) = (self.options.load_timeout, self.options.units);
         let core = |failure| Error::Core { package: name.to_owned(), failure };
         let mut again = true;
+        if self.options.compile_again {
+            // One that another function holds was compiled by this process.
+            self.options.compiled.forget(package)?;
+        }
         loop {
             let mut fresh = false;
-            let compiled = self.options.compiled.get(package, |target| {
+            let held = self.options.compiled.get(package, |target| {
                 fresh = true;
                 let (from, to) = (package.to_path_buf(), target.to_path_buf());
                 let what = format!("compiling {name}");
+                tracing::info!("{what}, which is kept: the first time may take from seconds to many minutes");
                 let compile =
                     self.worker.call(&what, patience, move |host| host.backend.compile(&from, &to))?;
                 compile.map_err(core)
             })?;
             let what = format!("loading {function} of {name}");
-            match self.place(&what, &compiled, function, signature, units)? {
-                Ok(model) => return Ok((compiled, model)),
-                Err(failure) if failure.kind == FailureKind::Load && !fresh && again => {
-                    tracing::warn!(
-                        "{name}: the compiled model cannot be loaded and is made again: {failure}"
-                    );
-                    self.options.compiled.forget(package)?;
-                    again = false;
-                }
-                Err(failure) => return Err(core(failure)),
+            let failure = match self.place(&what, held.path(), function, signature, units)? {
+                Ok(model) => return Ok((held, model)),
+                Err(failure) => failure,
+            };
+            drop(held);
+            let stale = failure.kind == FailureKind::Load && !fresh && again;
+            // One that is in use elsewhere can be loaded there, so it is not stale.
+            if !stale || !self.options.compiled.forget(package)? {
+                return Err(core(failure));
             }
+            tracing::warn!("{name}: the compiled model cannot be loaded and is made again: {failure}");
+            again = false;
         }
     }
 
@@ -232,32 +249,36 @@ impl<B: Backend + 'static> CoreMl<B> {
     }
 
     /// Measures a function against itself on the processor alone, with its canary, where that is asked for.
-    fn ratio(&self, loaded: &mut Loaded<B>, compiled: &Path) -> Result<Option<f64>> {
+    fn ratio(&self, loaded: &Loaded<B>) -> Result<Option<f64>> {
         let Some(most) = self.options.most_ratio else { return Ok(None) };
-        let Some(canary) = loaded.canary.clone() else { return Ok(None) };
+        let fails = |problem: String| Error::Ratio { function: loaded.function.clone(), problem };
+        let canary = loaded.canary.clone();
+        let canary = canary.ok_or_else(|| {
+            fails(
+                "there is no recorded call to measure it by; make the bundle again without --no-canary"
+                    .into(),
+            )
+        })?;
         let what = format!("loading {} for the processor", loaded.function);
-        let other =
-            self.place(&what, compiled, &loaded.function, &loaded.signature, ComputeUnits::CpuOnly)?;
+        let (at, units) = (loaded.held.path(), ComputeUnits::CpuOnly);
+        let other = self.place(&what, at, &loaded.function, &loaded.signature, units)?;
         let other = other.map_err(|failure| Error::Core { package: loaded.package.clone(), failure })?;
+        let other = Placed { worker: self.worker.clone(), number: other };
         let inputs = loaded.complete(&canary);
-        let own = loaded.model;
         let mut fastest = [f64::INFINITY; 2];
         for _ in 0..RATIO_RUNS {
-            for (which, model) in [own, other].into_iter().enumerate() {
+            for (which, model) in [loaded.model.number, other.number].into_iter().enumerate() {
                 let start = Instant::now();
                 loaded.predict_on(model, inputs.clone(), &mut States::new())?;
                 fastest[which] = fastest[which].min(start.elapsed().as_secs_f64());
             }
         }
-        self.worker.post(move |host| host.models[other] = None);
         let ratio = fastest[0] / fastest[1];
         if ratio > most {
-            return Err(Error::Placement {
-                function: loaded.function.clone(),
-                problem: format!(
-                    "it takes {ratio:.2} of its time on the processor alone, at most {most:.2} is allowed: it does not run on the Neural Engine"
-                ),
-            });
+            return Err(fails(format!(
+                "it takes {ratio:.2} of its time on the processor alone, at most {most:.2} is allowed: it does not run on the Neural \
+                 Engine, whatever the plan says; use --engine cpu, or convert with fewer, larger packages"
+            )));
         }
         Ok(Some(ratio))
     }
@@ -280,11 +301,24 @@ impl<B: Backend + 'static> Executor for CoreMl<B> {
     }
 }
 
+/// The number of a function on the thread of Core ML, which unloads it when this is dropped.
+struct Placed<B: Backend + 'static> {
+    worker: Worker<B>,
+    number: usize,
+}
+
+impl<B: Backend + 'static> Drop for Placed<B> {
+    fn drop(&mut self) {
+        let number = self.number;
+        self.worker.post(move |host| host.models[number] = None);
+    }
+}
+
 /// A function on the thread of Core ML.
 struct Loaded<B: Backend + 'static> {
     worker: Worker<B>,
     options: Arc<Options>,
-    model: usize,
+    model: Placed<B>,
     package: String,
     function: String,
     names: Vec<String>,
@@ -293,6 +327,8 @@ struct Loaded<B: Backend + 'static> {
     /// What it gave for the canary when it was loaded.
     seen: Vec<Array>,
     calls: u64,
+    /// Keeps others from removing what it was loaded from.
+    held: Held,
 }
 
 impl<B: Backend + 'static> Loaded<B> {
@@ -329,13 +365,13 @@ impl<B: Backend + 'static> Loaded<B> {
     /// Runs the canary twice and keeps what it gave.
     fn meet_canary(&mut self) -> Result<()> {
         let Some(canary) = self.canary.clone() else { return Ok(()) };
-        self.seen = self.predict_on(self.model, self.complete(&canary), &mut States::new())?;
+        self.seen = self.predict_on(self.model.number, self.complete(&canary), &mut States::new())?;
         self.try_canary(&canary)
     }
 
     /// Runs the canary again, with states of its own: it must give what it gave before.
     fn try_canary(&self, canary: &Call) -> Result<()> {
-        let now = self.predict_on(self.model, self.complete(canary), &mut States::new())?;
+        let now = self.predict_on(self.model.number, self.complete(canary), &mut States::new())?;
         match judge(canary, &self.names, &self.seen, &now) {
             None => Ok(()),
             Some(problem) => Err(Error::Canary { function: self.function.clone(), problem }),
@@ -362,20 +398,13 @@ impl<B: Backend + 'static> Loaded<B> {
             self.try_canary(canary)?;
         }
         self.calls += 1;
-        let outputs = self.predict_on(self.model, complete, states)?;
+        let outputs = self.predict_on(self.model.number, complete, states)?;
         for (name, output) in self.names.iter().zip(&outputs) {
             if let Some(problem) = not_finite(name, output) {
                 return Err(Error::Canary { function: self.function.clone(), problem });
             }
         }
         Ok(outputs)
-    }
-}
-
-impl<B: Backend + 'static> Drop for Loaded<B> {
-    fn drop(&mut self) {
-        let model = self.model;
-        self.worker.post(move |host| host.models[model] = None);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anemone_mil::{Array, Executable, Executor, ExecutorError, Signature, States};
 
@@ -107,6 +107,13 @@ impl std::fmt::Debug for SimulatedModel {
     }
 }
 
+impl Fault {
+    /// Whether it happens while a package is compiled, which one that was compiled before would hide.
+    pub fn is_of_compiling(self) -> bool {
+        matches!(self, Self::SlowCompile(_) | Self::CompileFails | Self::DiskFull)
+    }
+}
+
 impl Simulated {
     /// Core ML over an executor, with these faults.
     pub fn new(inner: impl Executor + 'static, faults: &[Fault]) -> Self {
@@ -202,7 +209,9 @@ impl Backend for Simulated {
         self.calls += 1;
         let borrowed: Vec<(&str, &Array)> =
             inputs.iter().map(|(name, array)| (name.as_str(), array)).collect();
+        let start = Instant::now();
         let predicted = model.executable.predict(&borrowed, states);
+        let took = start.elapsed();
         let mut outputs = predicted.map_err(|error| own(FailureKind::Predict, &error))?;
         for fault in &self.faults {
             let first = outputs.iter_mut().find(|output| !output.data.is_empty());
@@ -232,8 +241,8 @@ impl Backend for Simulated {
         if model.units != ComputeUnits::CpuOnly && !self.has(Fault::SilentFallback) {
             return Ok(outputs);
         }
-        // The processor alone takes longer; a function that falls back to it takes as long.
-        std::thread::sleep(Duration::from_millis(3));
+        // The processor alone takes four times as long; a function that falls back to it takes as long.
+        std::thread::sleep(took * 3);
         Ok(outputs)
     }
 }

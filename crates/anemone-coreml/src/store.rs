@@ -14,6 +14,12 @@ const WHOLE: u64 = 4 << 20;
 /// Bytes hashed of larger ones at their beginning, middle and end.
 const SAMPLE: usize = 64 << 10;
 
+/// What a directory is called while a model is compiled in it, and while one is removed.
+const MAKING: &str = "making-";
+const REMOVING: &str = "removing-";
+/// Times a model is looked for that others remove.
+const MOST_TRIES: usize = 16;
+
 /// A directory of compiled models.
 #[derive(Debug, Clone)]
 pub struct CompiledModels {
@@ -31,6 +37,20 @@ pub struct CompiledModel {
     pub bytes: u64,
     /// Time since it was last loaded.
     pub unused: Duration,
+}
+
+/// A compiled model that nobody removes while this is held.
+#[derive(Debug)]
+pub struct Held {
+    path: PathBuf,
+    _lock: Lock,
+}
+
+impl Held {
+    /// Its directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
 }
 
 /// What a compiled model is found by.
@@ -87,36 +107,62 @@ impl CompiledModels {
         &self.dir
     }
 
-    /// Where the compiled model of a package lies, compiled by `compile` when it does not yet.
+    /// The compiled model of a package, compiled by `compile` when it is not yet.
     ///
-    /// Of two processes one compiles and the other waits. What is compiled appears under its path when it is complete.
-    pub fn get(&self, package: &Path, compile: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
-        let fail = |path: &Path| {
-            let path = path.to_path_buf();
-            move |source| Error::Io { path, source }
-        };
+    /// Of two processes one compiles and the other waits. What is compiled appears under its path when it is complete, and stays there
+    /// as long as what this gives is held.
+    pub fn get(&self, package: &Path, compile: impl FnOnce(&Path) -> Result<()>) -> Result<Held> {
         let name = package.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let entry = self.dir.join(Key::of(package)?.0);
         let compiled = entry.join(format!("{name}.mlmodelc"));
-        fs::create_dir_all(&entry).map_err(fail(&entry))?;
-        let lock_path = entry.join("lock");
-        let lock = File::create(&lock_path).map_err(fail(&lock_path))?;
-        lock.lock().map_err(fail(&lock_path))?;
-        if !compiled.is_dir() {
-            let making =
-                tempfile::Builder::new().prefix("making-").tempdir_in(&entry).map_err(fail(&entry))?;
+        let mut compile = Some(compile);
+        // Each time round another process may have removed it again.
+        for _ in 0..MOST_TRIES {
+            let Some(lock) = Lock::of(&entry)? else { continue };
+            lock.shared()?;
+            if compiled.is_dir() && lock.is_current() {
+                // The time of the lock is that of the last use.
+                let _ = lock.file.set_modified(SystemTime::now());
+                return Ok(Held { path: compiled, _lock: lock });
+            }
+            lock.exclusive()?;
+            if !lock.is_current() || compiled.is_dir() {
+                continue;
+            }
+            let Some(compile) = compile.take() else { break };
+            sweep(&entry, MAKING)?;
+            let fail = |source| Error::Io { path: entry.clone(), source };
+            let making = tempfile::Builder::new().prefix(MAKING).tempdir_in(&entry).map_err(fail)?;
             let target = making.path().join(format!("{name}.mlmodelc"));
             compile(&target)?;
-            fs::write(entry.join("package"), package.to_string_lossy().as_bytes()).map_err(fail(&entry))?;
-            fs::rename(&target, &compiled).map_err(fail(&compiled))?;
+            fs::write(entry.join("package"), package.to_string_lossy().as_bytes()).map_err(fail)?;
+            fs::rename(&target, &compiled).map_err(fail)?;
         }
-        // The time of the last use is that of the lock, which was just made anew.
-        Ok(compiled)
+        let problem = "the compiled model is removed again and again by another process";
+        Err(Error::Io { path: compiled, source: io::Error::other(problem) })
     }
 
-    /// Forgets the compiled model of a package, as one that cannot be loaded.
-    pub fn forget(&self, package: &Path) -> Result<()> {
-        remove(&self.dir.join(Key::of(package)?.0))
+    /// Forgets the compiled model of a package, as one that cannot be loaded; whether it did, for one that is held stays.
+    pub fn forget(&self, package: &Path) -> Result<bool> {
+        self.remove(&self.dir.join(Key::of(package)?.0))
+    }
+
+    /// Removes a model that nobody holds; whether it did.
+    fn remove(&self, entry: &Path) -> Result<bool> {
+        if !entry.is_dir() {
+            return Ok(true);
+        }
+        let Some(lock) = Lock::of(entry)? else { return Ok(true) };
+        if lock.file.try_lock().is_err() || !lock.is_current() {
+            return Ok(false);
+        }
+        // Whoever waits for the lock finds that it is no more the one of the path.
+        let gone = tempfile::Builder::new().prefix(REMOVING).tempdir_in(&self.dir);
+        let gone = gone.map_err(|source| Error::Io { path: self.dir.clone(), source })?;
+        let to = gone.path().join("model");
+        fs::rename(entry, &to).map_err(|source| Error::Io { path: entry.to_path_buf(), source })?;
+        remove(&to)?;
+        Ok(true)
     }
 
     /// All models, those unused longest the first; none where the directory is not there.
@@ -146,8 +192,8 @@ impl CompiledModels {
         Ok(models)
     }
 
-    /// Removes models that were not loaded for so long, those whose package is no more, and what a failed compile left; gives them. One that another
-    /// process is compiling or opening stays.
+    /// Removes models that were not loaded for so long, those whose package is no more, and what a failed compile left; gives them. One
+    /// that is being compiled, or was loaded and is still held, stays.
     pub fn remove_unused(&self, unused: Duration) -> Result<Vec<CompiledModel>> {
         let mut removed = Vec::new();
         for model in self.list()? {
@@ -156,14 +202,64 @@ impl CompiledModels {
             if model.unused < unused && !is_orphan && !is_broken {
                 continue;
             }
-            let busy = File::open(model.path.join("lock")).is_ok_and(|lock| lock.try_lock().is_err());
-            if !busy {
-                remove(&model.path)?;
+            if self.remove(&model.path)? {
                 removed.push(model);
             }
         }
         Ok(removed)
     }
+}
+
+/// The lock of a model's directory.
+#[derive(Debug)]
+struct Lock {
+    path: PathBuf,
+    file: File,
+}
+
+impl Lock {
+    /// Opens that of a directory, which is made where it is not; none when it was removed meanwhile.
+    fn of(entry: &Path) -> Result<Option<Self>> {
+        let path = entry.join("lock");
+        let opened = fs::create_dir_all(entry)
+            .and_then(|()| File::options().create(true).truncate(false).write(true).open(&path));
+        match opened {
+            Ok(file) => Ok(Some(Self { path, file })),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(Error::Io { path, source }),
+        }
+    }
+
+    fn shared(&self) -> Result<()> {
+        self.file.lock_shared().map_err(|source| Error::Io { path: self.path.clone(), source })
+    }
+
+    /// Waits until nobody else has it, giving up what it has of it first.
+    fn exclusive(&self) -> Result<()> {
+        let waited = self.file.unlock().and_then(|()| self.file.lock());
+        waited.map_err(|source| Error::Io { path: self.path.clone(), source })
+    }
+
+    /// Whether the file at the path is still this one.
+    fn is_current(&self) -> bool {
+        let (Ok(there), Ok(own)) = (fs::metadata(&self.path), self.file.metadata()) else { return false };
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::MetadataExt as _;
+            (there.dev(), there.ino()) == (own.dev(), own.ino())
+        }
+        #[cfg(not(unix))]
+        {
+            there.created().ok() == own.created().ok()
+        }
+    }
+}
+
+/// Removes what is left in a directory under names that begin so.
+fn sweep(dir: &Path, prefix: &str) -> Result<()> {
+    let entries = fs::read_dir(dir).map_err(|source| Error::Io { path: dir.to_path_buf(), source })?;
+    let left = entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix));
+    left.map(|entry| entry.path()).try_for_each(|path| remove(&path))
 }
 
 fn remove(path: &Path) -> Result<()> {
@@ -226,13 +322,14 @@ mod tests {
             count.fetch_add(1, Ordering::Relaxed);
             compile(target)
         };
-        let first = models.get(&path, counted).unwrap();
+        let get = || models.get(&path, counted).unwrap().path().to_path_buf();
+        let first = get();
         assert!(first.ends_with("m.mlmodelc") && first.join("model.mil").is_file());
-        assert_eq!((models.get(&path, counted).unwrap(), count.load(Ordering::Relaxed)), (first.clone(), 1));
+        assert_eq!((get(), count.load(Ordering::Relaxed)), (first.clone(), 1));
         package(dir.path(), b"two");
-        let second = models.get(&path, counted).unwrap();
+        let second = get();
         assert!(second != first && count.load(Ordering::Relaxed) == 2);
-        models.forget(&path).unwrap();
+        assert!(models.forget(&path).unwrap());
         assert!(!second.exists());
         let listed = models.list().unwrap();
         assert_eq!((listed.len(), listed[0].package.as_str()), (1, path.to_str().unwrap()));
@@ -273,10 +370,65 @@ mod tests {
                         std::thread::sleep(Duration::from_millis(30));
                         compile(target)
                     };
-                    assert!(models.get(&path, slow).unwrap().is_dir());
+                    assert!(models.get(&path, slow).unwrap().path().is_dir());
                 });
             }
         });
         assert_eq!(count.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn what_is_held_is_not_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let models = CompiledModels::new(dir.path().join("cache"));
+        let path = package(dir.path(), b"x");
+        let held = models.get(&path, compile).unwrap();
+        // Another one may hold it, too.
+        drop(models.get(&path, |_| panic!("it is there")).unwrap());
+        assert!(!models.forget(&path).unwrap());
+        assert!(models.remove_unused(Duration::ZERO).unwrap().is_empty());
+        assert!(held.path().is_dir());
+        drop(held);
+        assert_eq!(models.remove_unused(Duration::ZERO).unwrap().len(), 1);
+        assert_eq!(fs::read_dir(models.dir()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn loaders_and_removers_do_not_meet() {
+        let dir = tempfile::tempdir().unwrap();
+        let models = CompiledModels::new(dir.path().join("cache"));
+        let (path, done) = (package(dir.path(), b"x"), AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    for _ in 0..60 {
+                        let held = models.get(&path, compile).unwrap();
+                        assert!(held.path().join("model.mil").is_file());
+                        std::thread::yield_now();
+                        assert!(held.path().join("model.mil").is_file());
+                    }
+                    done.fetch_add(1, Ordering::Relaxed);
+                });
+            }
+            scope.spawn(|| {
+                while done.load(Ordering::Relaxed) < 3 {
+                    models.forget(&path).unwrap();
+                    models.remove_unused(Duration::ZERO).unwrap();
+                    std::thread::sleep(Duration::from_micros(200));
+                }
+            });
+        });
+    }
+
+    #[test]
+    fn what_an_interrupted_compile_left_goes_with_the_next() {
+        let dir = tempfile::tempdir().unwrap();
+        let models = CompiledModels::new(dir.path().join("cache"));
+        let path = package(dir.path(), b"x");
+        let entry = models.get(&path, compile).unwrap().path().parent().unwrap().to_path_buf();
+        fs::remove_dir_all(entry.join("m.mlmodelc")).unwrap();
+        fs::create_dir(entry.join("making-1")).unwrap();
+        models.get(&path, compile).unwrap();
+        assert!(!entry.join("making-1").exists());
     }
 }

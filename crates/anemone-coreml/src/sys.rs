@@ -4,6 +4,9 @@
 
 mod arrays;
 mod plan;
+mod power;
+
+pub use power::Energy;
 
 use std::path::Path;
 use std::sync::mpsc::channel;
@@ -18,7 +21,7 @@ use objc2_core_ml::{
     MLModelConfiguration, MLMultiArray, MLOptimizationHints, MLPredictionOptions, MLReshapeFrequencyHint,
     MLSpecializationStrategy, MLState,
 };
-use objc2_foundation::{NSDictionary, NSError, NSString, NSURL};
+use objc2_foundation::{NSDictionary, NSError, NSProcessInfo, NSString, NSURL};
 
 use crate::{Backend, ComputePlan, ComputeUnits, Failure, FailureKind};
 
@@ -56,9 +59,21 @@ struct Port {
 }
 
 impl System {
-    /// Core ML as this process has it; it needs no preparation.
+    /// Core ML as this process has it; errors on a macOS that is too old.
     pub fn new() -> Result<Self, Failure> {
+        // Other systems of Apple count their versions otherwise, and refuse packages that they do not know by themselves.
+        if cfg!(target_os = "macos") {
+            let (major, minor) = Self::version();
+            crate::check_macos(major, minor)?;
+        }
         Ok(Self::default())
+    }
+
+    /// Version of the system.
+    pub fn version() -> (u64, u64) {
+        let version = NSProcessInfo::processInfo().operatingSystemVersion();
+        let part = |number: isize| u64::try_from(number).unwrap_or(0);
+        (part(version.majorVersion), part(version.minorVersion))
     }
 }
 
@@ -80,6 +95,8 @@ impl Backend for System {
             });
             // SAFETY: the URL names a file; the handler is sent to once, from any thread, and owns all that it uses.
             unsafe { MLModel::compileModelAtURL_completionHandler(&url, &handler) };
+            // Core ML has a reference of its own; when it lets go of that without a call, the sender goes and the wait ends.
+            drop(handler);
             let lost = || Failure::new(FailureKind::Compile, None, "the compiler did not answer");
             let temporary = made.recv().map_err(|_| lost())??;
             relocate(Path::new(&temporary), compiled).map_err(|error| {

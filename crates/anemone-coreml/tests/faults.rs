@@ -142,7 +142,7 @@ fn every_fault_ends_in_its_error_or_in_the_same_text() {
         (
             "hang",
             vec![Fault::Hang { after: 25 }],
-            Error(&["did not come back from a prediction of", "--engine cpu"]),
+            Error(&["did not come back from a prediction of", "start anemone again", "--engine cpu"]),
         ),
     ];
     for (name, faults, outcome) in table {
@@ -216,6 +216,9 @@ fn what_must_run_on_the_neural_engine_and_does_not_is_refused() {
     let ratio = Options { most_ratio: Some(0.8), ..place.options(&canaries) };
     let error = run(ratio.clone(), &[Fault::SilentFallback]).unwrap_err();
     assert!(error.contains("of its time on the processor alone"), "{error}");
+    assert_eq!(run(ratio.clone(), &[]).unwrap(), expected);
+    let error = run(Options { canaries: Calls::new(), ..ratio }, &[]).unwrap_err();
+    assert!(error.contains("no recorded call"), "{error}");
 }
 
 #[test]
@@ -229,6 +232,10 @@ fn a_package_is_compiled_once_and_a_broken_one_again() {
         assert_eq!(text(&mut engine).unwrap(), expected);
         start.elapsed()
     };
+    run(&slow);
+    let again = Options { compile_again: true, ..place.options(&canaries) };
+    let failed = place.engine(again, &[Fault::CompileFails]).and_then(|(mut engine, _)| text(&mut engine));
+    assert!(chain(&failed.unwrap_err()).contains("cannot compile"));
     run(&slow);
     // Whoever compiled them, they are found again; and where none could be made, none is.
     run(&[Fault::CompileFails]);

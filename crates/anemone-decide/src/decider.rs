@@ -15,6 +15,7 @@ use crate::graph::GraphScorer;
 use crate::prompt::{Limits, Prompt, QuestionTokens, StateTokens, Vocabulary};
 use crate::question::Question;
 use crate::scorer::Scorer;
+use crate::swap::{Coming, SwapScorer, Turns};
 use crate::value::Value;
 use crate::{Error, Result};
 
@@ -70,15 +71,33 @@ pub struct Decision {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Decisions(pub Vec<Decision>);
 
+/// The native engine over a snapshot.
+fn native(checkpoint: &DecisionCheckpoint, options: LayaOptions) -> Result<Box<dyn Scorer>> {
+    let weights = checkpoint.weights();
+    let laya = Laya::load(checkpoint.agent_config(), checkpoint.encoder_config(), &*weights)?;
+    let model = Arc::new(LayaModel::load(laya, &*weights)?);
+    Ok(Box::new(LayaEngine::new(model, options)))
+}
+
 impl Decider {
     /// Loads a snapshot for the native engine.
     pub fn load(checkpoint: &DecisionCheckpoint, options: LayaOptions) -> Result<Self> {
-        Self::with_engine(checkpoint, |_| {
-            let weights = checkpoint.weights();
-            let laya = Laya::load(checkpoint.agent_config(), checkpoint.encoder_config(), &*weights)?;
-            let model = Arc::new(LayaModel::load(laya, &*weights)?);
-            Ok(Box::new(LayaEngine::new(model, options)))
-        })
+        Self::with_engine(checkpoint, |_| native(checkpoint, options))
+    }
+
+    /// [`Decider::load`] until another engine has come, which then runs what it can; what becomes of it is told.
+    pub fn load_until(
+        checkpoint: &DecisionCheckpoint,
+        options: LayaOptions,
+        coming: Coming,
+    ) -> Result<(Self, Turns)> {
+        let mut turns = Turns::default();
+        let decider = Self::with_engine(checkpoint, |_| {
+            let swap = SwapScorer::new(native(checkpoint, options)?, coming);
+            turns = swap.turns();
+            Ok(Box::new(swap))
+        })?;
+        Ok((decider, turns))
     }
 
     /// Opens a converted model to run on `executor`, each row by the shortest function that holds it.

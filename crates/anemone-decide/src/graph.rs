@@ -98,6 +98,21 @@ impl GraphScorer {
         self.buckets.last().map_or(0, |b| b.length)
     }
 
+    /// Runs every function once over rows of made-up tokens: what a recording of its calls is made of.
+    pub fn run_each(&mut self) -> Result<()> {
+        let vocab = self.laya.encoder.vocab_size;
+        for bucket in self.buckets.clone() {
+            let ids: Vec<u32> = (1..=bucket.length).map(|i| (i * i * 31 % vocab) as u32).collect();
+            let row = |ids, markers| Row { ids, markers, kind: 0, parallel: None };
+            self.run(&[0], &[row(&ids[..], &[1, 3])])?;
+            if bucket.packed.is_some() {
+                let (first, second) = ids.split_at(bucket.length / 2);
+                self.run(&[0, 1], &[row(first, &[1, 3]), row(second, &[2])])?;
+            }
+        }
+        Ok(())
+    }
+
     fn check(&self, row: &Row<'_>) -> std::result::Result<(), String> {
         row.check(&self.laya)?;
         if row.parallel.is_some() {

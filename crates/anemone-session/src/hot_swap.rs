@@ -62,6 +62,15 @@ impl Swaps {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Why the second engine was given up, if it was.
+    fn last_back(&self) -> Option<String> {
+        let swaps = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        swaps.iter().rev().find_map(|swap| match swap {
+            Swap::Back { reason, .. } => Some(reason.clone()),
+            _ => None,
+        })
+    }
+
     fn push(&self, swap: Swap) {
         match &swap {
             Swap::Moved { at } => tracing::info!(at, "the second engine has taken over"),
@@ -130,19 +139,44 @@ impl HotSwap {
         }
     }
 
-    /// Goes on with the first engine.
-    fn back(&mut self, error: &EngineError) -> Result<(), EngineError> {
+    /// Gives the second engine up.
+    fn back(&mut self, error: &EngineError) {
         self.second = Second::Gone;
         self.swaps.push(Swap::Back { at: self.tokens.len(), reason: error.to_string() });
-        let held = self.first.nearest(self.held);
-        if held < self.first.position() {
-            self.first.rewind(held)?;
+    }
+
+    /// Whether the first engine holds all tokens, and nothing else.
+    fn is_level(&self) -> bool {
+        self.held == self.tokens.len() && self.first.position() == self.held
+    }
+
+    /// Feeds the first engine what it lacks. When that fails it is empty, and the next call tries again from the beginning.
+    fn level(&mut self) -> Result<(), EngineError> {
+        if self.is_level() {
+            return Ok(());
         }
-        if held < self.tokens.len() {
-            self.first.feed(&self.tokens[held..])?;
+        let at = self.first.position();
+        let held = if at == self.held { at } else { self.first.nearest(self.held.min(at)) };
+        let mut given = if held < at { self.first.rewind(held) } else { Ok(()) };
+        if given.is_ok() && held < self.tokens.len() {
+            given = self.first.feed(&self.tokens[held..]).map(drop);
         }
         self.held = self.tokens.len();
-        Ok(())
+        self.kept(given)
+    }
+
+    /// A result of the first engine; after an error it is empty, for what it holds is not known.
+    fn kept(&mut self, result: Result<(), EngineError>) -> Result<(), EngineError> {
+        result.map_err(|error| {
+            self.first.reset();
+            self.held = 0;
+            match self.swaps.last_back() {
+                None => error,
+                Some(reason) => {
+                    EngineError::new(format!("{error}; the other engine had failed before: {reason}"))
+                }
+            }
+        })
     }
 
     fn run(&mut self, tokens: &[u32], all: bool) -> Result<&[f32], EngineError> {
@@ -165,10 +199,12 @@ impl HotSwap {
                     self.tokens.extend_from_slice(tokens);
                     return Ok(&self.logits);
                 }
-                Err(error) => self.back(&error)?,
+                Err(error) => self.back(&error),
             }
         }
-        run(&mut *self.first, &mut self.logits)?;
+        self.level()?;
+        let ran = run(&mut *self.first, &mut self.logits);
+        self.kept(ran)?;
         self.tokens.extend_from_slice(tokens);
         self.held = self.tokens.len();
         Ok(&self.logits)
@@ -226,7 +262,8 @@ impl Engine for HotSwap {
     }
 
     fn nearest(&self, position: usize) -> usize {
-        self.current().nearest(position)
+        // What the first engine lacks it is fed again anyway, up to any position.
+        if !self.is_second() && !self.is_level() { position } else { self.current().nearest(position) }
     }
 
     fn most_drafts(&self) -> usize {
@@ -240,7 +277,10 @@ impl Engine for HotSwap {
     fn rewind(&mut self, position: usize) -> Result<(), EngineError> {
         match &mut self.second {
             Second::Here(engine) => engine.rewind(position)?,
-            _ => self.first.rewind(position)?,
+            _ if self.held == self.tokens.len() && self.first.position() == self.held => {
+                self.first.rewind(position)?;
+            }
+            _ => {}
         }
         self.tokens.truncate(position);
         self.held = self.held.min(position);
@@ -343,5 +383,31 @@ mod tests {
         let mut engine = HotSwap::new(Box::new(FakeEngine::new(64)), coming);
         engine.feed(&[1]).unwrap();
         assert!(matches!(&engine.swaps().get()[..], [Swap::NotCome { .. }]));
+    }
+
+    #[test]
+    fn a_first_engine_that_fails_too_says_so_and_loses_nothing() {
+        let (send, coming) = channel();
+        let mut first = FakeEngine::new(64);
+        first.fail_at = Some(4);
+        let mut engine = HotSwap::new(Box::new(first), coming);
+        engine.feed(&[1, 2]).unwrap();
+        let mut second = FakeEngine::new(64);
+        second.fail_at = Some(6);
+        send.send(Ok(Box::new(second))).unwrap();
+        engine.feed(&[3, 4, 5]).unwrap();
+        for _ in 0..2 {
+            let error = engine.feed(&[6]).unwrap_err().to_string();
+            assert!(error.contains("fake cache is full; the other engine had failed before"), "{error}");
+            assert_eq!((engine.position(), engine.is_second()), (5, false));
+        }
+        assert_eq!(engine.swaps().get().len(), 2);
+        // What it can hold, it holds right.
+        engine.rewind(2).unwrap();
+        let got = logits(&mut engine, &[9]);
+        assert_eq!(got, logits(&mut FakeEngine::new(64), &[1, 2, 9]));
+        assert!(engine.feed(&[9]).is_err());
+        engine.reset();
+        assert_eq!(logits(&mut engine, &[7]), logits(&mut FakeEngine::new(64), &[7]));
     }
 }

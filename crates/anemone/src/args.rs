@@ -128,7 +128,7 @@ pub(crate) enum EngineName {
     Auto,
     /// The native engine
     Cpu,
-    /// Core ML, on a Mac and for language models
+    /// Core ML, on a Mac and for bundles
     Coreml,
     /// An interpreter of a bundle's packages, in the arithmetic of --profile
     Emulator,
@@ -159,7 +159,7 @@ impl EngineArgs {
         }
         match self.engine {
             EngineName::Cpu => return Ok(Chosen::Cpu),
-            EngineName::Auto if crate::engine::core_ml_is_here(self) => {
+            EngineName::Auto if self.coreml.is_here() => {
                 if self.coreml.demands() {
                     bail!(
                         "--require: --engine auto lets the CPU engine answer, too; use --engine coreml, or leave it out"

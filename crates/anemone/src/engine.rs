@@ -14,7 +14,7 @@ use anyhow::{Result, bail};
 use serde_json::{Value, json};
 
 use crate::args::EngineArgs;
-pub(crate) use coreml::{CoreMlArgs, compiled_models, fault, is_here as core_ml_is_here};
+pub(crate) use coreml::{CoreMlArgs, compiled_models, fault, notes as core_ml_notes};
 pub(crate) use graph::OnGraph;
 pub(crate) use swap::Swapping;
 

@@ -19,6 +19,10 @@ pub(crate) fn rss() -> Rss {
 
 /// Bytes of memory the system has, and those it could give.
 pub(crate) fn memory() -> (Option<u64>, Option<u64>) {
+    if cfg!(target_os = "macos") {
+        let said = std::process::Command::new("sysctl").args(["-n", "hw.memsize"]).output().ok();
+        return (said.and_then(|said| String::from_utf8_lossy(&said.stdout).trim().parse().ok()), None);
+    }
     let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     (kib(&info, "MemTotal:"), kib(&info, "MemAvailable:"))
 }

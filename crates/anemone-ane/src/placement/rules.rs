@@ -1,6 +1,6 @@
 use anemone_mil::{Arg, DataType, Function, Immediate, Op, TensorType, Type, Value, VarId};
 
-use super::{Chip, Finding, offers};
+use super::{Chip, Cost, Finding, offers};
 
 /// How well a rule is supported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,6 +11,8 @@ pub enum Confidence {
     Medium,
     /// One report.
     Low,
+    /// Seen on another chip only.
+    Inferred,
 }
 
 /// A rule by which operations leave the Neural Engine, or do badly there.
@@ -50,7 +52,7 @@ pub enum Rule {
 }
 
 impl Rule {
-    /// How well it is supported.
+    /// How well it is supported, on a chip that it was seen on.
     pub fn confidence(self) -> Confidence {
         match self {
             Self::Operator
@@ -71,23 +73,25 @@ impl Rule {
     pub fn source(self) -> &'static str {
         match self {
             Self::Operator | Self::Unknown | Self::Type | Self::Dynamic | Self::Kernel | Self::Inner => {
-                "751K study of the M6, op dispatch tables"
+                "751K study, op dispatch tables (M4, macOS 27; limits of sizes also for the M6)"
             }
             Self::Rank | Self::Infinite | Self::Singleton => "apple/coreai-models, Neural Engine rules",
-            Self::Axis => "FluidInference/mobius#61 (M3 Ultra); 751K study (M6)",
+            Self::Axis => "FluidInference/mobius#61 (M3 Ultra); 751K study (M4, M6)",
             Self::Depthwise => {
                 "john-rocky/CoreML-LLM (LFM2's short convolution); plans of it alone offer the Neural Engine"
             }
             Self::State => "apple/coremltools#2631",
             Self::Size => "ANEMLL; 751K study (macOS 26 and 27)",
             Self::Notch => "stablehlo-coreml#110 (M4)",
-            Self::Small => "751K study, launch costs; seed lone.md (graphs of a few layers)",
+            Self::Small => {
+                "751K study, the planner's costs (M4); LoNE (M1: graphs of a few layers of 230M and 350M)"
+            }
         }
     }
 }
 
-/// Convolution windows that are offered: rows and columns.
-const CONV_WINDOW: (usize, usize) = (17, 15);
+/// Rows of a window of one column that are offered, and rows or columns of any other.
+const CONV_WINDOW: (usize, usize) = (31, 15);
 /// Largest window of a maximum.
 const MAX_POOL: usize = 8;
 /// Elements a product may be summed over.
@@ -95,8 +99,6 @@ const INNER: usize = 32_768;
 const RANK: usize = 5;
 /// Weights of a program that macOS 27 and iOS place, and those macOS 26 does.
 const PLACED: [usize; 2] = [1 << 30, 2 << 30];
-/// Milliseconds for a launch and for giving an output back.
-const LAUNCH: f64 = 0.125 + 0.125;
 
 /// The first rule by which an operation leaves the Neural Engine.
 pub(super) fn away(function: &Function, op: &Op, chip: &Chip) -> Option<Finding> {
@@ -126,10 +128,10 @@ pub(super) fn away(function: &Function, op: &Op, chip: &Chip) -> Option<Finding>
             );
         }
         if let Some(long) = ty.shape.iter().find(|size| **size > chip.axis) {
-            return found(
-                Rule::Axis,
-                format!("{what} has an axis of {long}, at most {} on {}", chip.axis, chip.name),
-            );
+            let problem = format!("{what} has an axis of {long}, at most {} on {}", chip.axis, chip.name);
+            let own = finding(function, op, Rule::Axis, problem);
+            let inferred = Finding { confidence: Confidence::Inferred, ..own.clone() };
+            return Some(if chip.axis_is_seen { own } else { inferred });
         }
     }
     dynamic(function, op).or_else(|| window(function, op)).or_else(|| inner(function, op))
@@ -137,7 +139,13 @@ pub(super) fn away(function: &Function, op: &Op, chip: &Chip) -> Option<Finding>
 
 fn finding(function: &Function, op: &Op, rule: Rule, problem: String) -> Finding {
     let name = op.outputs.first().map_or_else(|| function.name.clone(), |id| function.var(*id).name.clone());
-    Finding { op: name, operator: op.kind.clone(), rule, problem }
+    Finding { op: name, operator: op.kind.clone(), rule, confidence: rule.confidence(), problem }
+}
+
+/// Something about all of a function.
+fn of_all(function: &Function, rule: Rule, problem: String) -> Finding {
+    let (op, operator) = (function.name.clone(), "function".to_owned());
+    Finding { op, operator, rule, confidence: rule.confidence(), problem }
 }
 
 /// Inputs that carry data, and results, with what they are.
@@ -210,13 +218,15 @@ fn window(function: &Function, op: &Op) -> Option<Finding> {
             let [.., rows, columns] = shape[..] else { return None };
             let rows = if shape.len() > 3 { rows } else { 1 };
             (rows > CONV_WINDOW.0 || columns > CONV_WINDOW.1 || rows > CONV_WINDOW.1 && columns > 1).then(|| {
-                format!("a window of {rows} by {columns}; up to 15 columns, or 17 rows of one column, are possible")
+                format!("a window of {rows} by {columns}; up to 15 columns, or 31 rows of one column, are possible")
             })
         }
         "max_pool" => {
             let sizes = ints(constant(function, op, "kernel_sizes")?)?;
-            let size = sizes.iter().max().copied().unwrap_or(0);
-            (size > MAX_POOL).then(|| format!("a maximum over {size}, at most {MAX_POOL} are possible"))
+            let (columns, rows) = (sizes.last().copied().unwrap_or(0), sizes.first().copied().unwrap_or(0));
+            (columns > MAX_POOL || rows > MAX_POOL && columns > 1).then(|| {
+                format!("a maximum over {rows} by {columns}; at most {MAX_POOL}, or rows of one column, are possible")
+            })
         }
         _ => None,
     }?;
@@ -269,8 +279,13 @@ pub(super) fn warnings(function: &Function) -> Vec<Finding> {
     }
     for id in &function.inputs {
         let var = function.var(*id);
-        let about =
-            |rule, problem| Finding { op: var.name.clone(), operator: "input".to_owned(), rule, problem };
+        let about = |rule: Rule, problem| Finding {
+            op: var.name.clone(),
+            operator: "input".to_owned(),
+            rule,
+            confidence: rule.confidence(),
+            problem,
+        };
         match &var.ty {
             Type::State(ty) => {
                 let last = ty.shape.last().copied().unwrap_or(1);
@@ -282,7 +297,7 @@ pub(super) fn warnings(function: &Function) -> Vec<Finding> {
                 }
             }
             Type::Tensor(ty) => {
-                let large = ty.shape.iter().product::<usize>() >= 4096;
+                let large = super::elements(&ty.shape) >= 4096;
                 if large && ty.shape.last() == Some(&1) {
                     all.push(about(
                         Rule::Singleton,
@@ -315,7 +330,7 @@ fn notch(shape: &[usize]) -> Option<String> {
     const MIB: usize = 1 << 20;
     const NEAR: usize = 16 << 10;
     let [rows, width, ..] = shape[..] else { return None };
-    let bytes = rows.div_ceil(16) * width * 2;
+    let bytes = rows.div_ceil(16).checked_mul(width)?.checked_mul(2)?;
     let off = bytes % MIB;
     let near = bytes >= MIB - NEAR && off.min(MIB - off) <= NEAR;
     near.then(|| {
@@ -332,15 +347,16 @@ pub(super) fn size(function: &Function, bytes: usize) -> Option<Finding> {
         _ => "macOS 26 runs more than 2 GiB on the CPU, and macOS 27 and iOS more than 1 GiB",
     };
     let problem = format!("{} MiB of weights; {systems} without a word; use more packages", bytes >> 20);
-    Some(Finding { op: function.name.clone(), operator: "function".to_owned(), rule: Rule::Size, problem })
+    Some(of_all(function, Rule::Size, problem))
 }
 
-/// Whether a function has too little to do.
-pub(super) fn declined(function: &Function, read_ms: f64) -> Option<Finding> {
-    (read_ms < LAUNCH).then(|| {
-        let problem = format!(
-            "its weights are read in {read_ms:.3} ms and a launch costs {LAUNCH:.3} ms, so Core ML's planner may decline the Neural Engine; use fewer, larger packages"
-        );
-        Finding { op: function.name.clone(), operator: "function".to_owned(), rule: Rule::Small, problem }
-    })
+/// A function of which nothing is worth a launch, though some of it could run there.
+pub(super) fn declined(function: &Function, costs: &[Cost], cpu_ms: f64) -> Finding {
+    let could = costs.iter().filter(|cost| cost.neural_engine.is_finite());
+    let there = could.fold(Cost::NONE, |sum, cost| sum.plus(*cost)).alone().neural_engine;
+    let problem = format!(
+        "the planner reckons {cpu_ms:.3} ms on the CPU, and no run of operations saves its launch on the Neural Engine ({there:.3} ms with \
+         launch and output for what could run there), so all of it may stay on the CPU; use fewer, larger packages"
+    );
+    of_all(function, Rule::Small, problem)
 }

@@ -28,6 +28,8 @@ pub(super) fn of(
     });
     // SAFETY: the handler is sent to once, from any thread, and owns all that it uses.
     unsafe { MLComputePlan::loadContentsOfURL_configuration_completionHandler(url, configuration, &handler) };
+    // Core ML has a reference of its own; when it lets go of that without a call, the sender goes and the wait ends.
+    drop(handler);
     let lost = || Failure::new(FailureKind::Load, None, "the plan did not come");
     let plan = made.recv().map_err(|_| lost())??;
     // SAFETY: plain properties of live objects, which the plan keeps alive.

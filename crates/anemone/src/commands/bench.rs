@@ -16,6 +16,7 @@ use serde_json::{Map, Value, json};
 
 use crate::args::{BundleArg, EngineArgs, LayoutName, ModelArgs};
 use crate::cli::Shell;
+use crate::energy::Watch;
 use crate::model::Loaded;
 use crate::{files, machine, output};
 use measure::{Kind, Test};
@@ -79,6 +80,10 @@ pub(crate) struct Args {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    /// Tell the energy that the machine's parts take in each phase, where the system tells it (RAPL on Linux, `IOReport` on a Mac), with and
+    /// without what they take at rest, which is watched for half a second first
+    #[arg(long)]
+    energy: bool,
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
@@ -102,6 +107,8 @@ struct Figures {
     /// Seconds to move the weights to large pages, where they were moved.
     settle_seconds: Option<f64>,
     first_token: Option<f64>,
+    /// As JSON and in words, where the machine tells it.
+    energy: (Option<Value>, Option<String>),
 }
 
 pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
@@ -123,6 +130,7 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     let widest = args.batch.iter().copied().max().unwrap_or(0);
     ensure!(widest <= MOST_SEQUENCES, "--batch {widest}: give {MOST_SEQUENCES} sequences or fewer");
     let needed = args.depth.saturating_add(longest);
+    let mut watch = Watch::begin(args.energy);
     let mut loaded = Loaded::new(&args.model.or_bundle(&args.bundle)?, &args.engine, needed, false, shell)?;
     if tests.iter().any(|t| t.kind == Kind::Decode) {
         loaded.engine.check_decodes()?;
@@ -139,7 +147,7 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     let clock = Instant::now();
     let settled = args.engine.layout == LayoutName::Auto && loaded.engine.settle();
     let settle_seconds = settled.then(|| clock.elapsed().as_secs_f64());
-    measure::run(&mut loaded.engine, &mut tests, &tokens, args.depth, args.repeat)?;
+    measure::run(&mut loaded.engine, &mut tests, &tokens, args.depth, args.repeat, &mut watch)?;
     let rss = machine::rss();
     let threads = loaded.engine.threads();
     let bandwidth = bandwidth::probe(args.probe_mib, threads);
@@ -152,6 +160,7 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
         rss,
         settle_seconds,
         first_token: tests.iter().find(|t| t.kind == Kind::Prefill).map(|t| t.tokens as f64 / t.median()),
+        energy: (watch.report(), watch.line()),
     };
     if let Some(path) = &args.svg {
         let title =
@@ -206,6 +215,7 @@ fn report(args: &Args, loaded: &Loaded, tests: &[Test], figures: &Figures) -> Va
     report.insert("load_seconds".into(), loaded.load_seconds.into());
     report.insert("settle_seconds".into(), json!(figures.settle_seconds));
     report.insert("time_to_first_token_seconds".into(), json!(figures.first_token));
+    report.insert("energy".into(), json!(figures.energy.0));
     Value::Object(report)
 }
 
@@ -263,5 +273,8 @@ fn table(args: &Args, loaded: &Loaded, tests: &[Test], figures: &Figures) -> Str
         let _ = write!(out, ", mem {total} ({anon} own, {file} mapped)");
     }
     out.push('\n');
+    if let Some(line) = &figures.energy.1 {
+        let _ = writeln!(out, "{line}");
+    }
     out
 }

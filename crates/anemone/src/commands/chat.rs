@@ -13,6 +13,7 @@ use serde_json::Value;
 use crate::answer::{self, Shown};
 use crate::args::{BundleArg, EngineArgs, ModelArgs, SamplingArgs};
 use crate::cli::Shell;
+use crate::energy::{Phases, Watch};
 use crate::generation::{self, Stream};
 use crate::model::{self, Loaded};
 use crate::prefix::{self, PrefixArgs};
@@ -48,6 +49,10 @@ pub(crate) struct Args {
     json_lines: bool,
     #[command(flatten)]
     structure: StructureArgs,
+    /// Tell the energy that the machine's parts take in each phase, where the system tells it (RAPL on Linux, `IOReport` on a Mac), with and
+    /// without what they take at rest, which is watched for half a second first
+    #[arg(long)]
+    energy: bool,
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
@@ -88,6 +93,7 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
         messages: args.system.iter().map(|text| Message::system(text.as_str())).collect(),
         json_lines: args.json_lines,
         quiet: shell.quiet,
+        watch: Watch::begin(args.energy),
     };
     let mut failed = false;
     while let Some(line) = input.line()? {
@@ -169,6 +175,7 @@ struct Chat {
     messages: Vec<Message>,
     json_lines: bool,
     quiet: bool,
+    watch: Watch,
 }
 
 impl Chat {
@@ -263,23 +270,32 @@ impl Chat {
         let shown = Shown::new(output, !self.json_lines, self.show_reasoning, self.quiet);
         let mut stream = Stream::new(!self.json_lines, self.quiet).reading(shown);
         let engine = &mut self.loaded.engine;
+        let mut phases = Phases::new(&mut self.watch);
         let answer = self.conversation.generate(
             engine,
             &self.tokenizer,
             &ids,
             &self.options,
             constraint,
-            &mut |event| stream.on_event(event),
+            &mut |event| {
+                phases.on_event(&event);
+                stream.on_event(event)
+            },
         )?;
+        phases.end(&answer);
         let (first_token, read) = stream.end()?;
         let read = read.unwrap_or_default();
         if self.json_lines {
             let mut report = generation::report(&answer, first_token);
             answer::report(&read, &mut report);
+            if let Some(energy) = self.watch.report() {
+                report.insert("energy".into(), energy);
+            }
             output::json(&Value::Object(report))?;
         }
         let (held, context) = (self.loaded.engine.position(), self.loaded.engine.context_len());
         self.say(&stats::line(&answer, held, context));
+        self.watch.line().iter().for_each(|line| self.say(line));
         let notes = self.loaded.engine.notes();
         for note in &notes[self.noted.min(notes.len())..] {
             self.say(note);

@@ -1,4 +1,4 @@
-mod canary;
+pub(super) mod canary;
 pub(super) mod decision;
 mod jobs;
 mod limits;
@@ -62,7 +62,7 @@ pub(crate) struct Args {
     /// [default: io]
     #[arg(long, value_name = "KIND")]
     cache: Option<CacheName>,
-    /// Layers of a package, or as few packages as the size limit allows [default: auto]
+    /// Layers of a package, or those that cost least by Core ML's planner as published, within the size limit [default: auto]
     #[arg(long, value_name = "auto|N", alias = "layers-per-model", value_parser = chunk)]
     chunk: Option<Chunk>,
     /// Slices of the output head, fewer where rounding their rows up to 64 leaves less; 0, the default, chooses by size
@@ -236,7 +236,6 @@ fn open(args: &Args, shell: &Shell) -> Result<Option<Checkpoint>> {
             ("--no-rule", !args.no_rule.is_empty()),
             ("--scales", args.scales.is_some()),
             ("--no-plan", args.no_plan),
-            ("--no-canary", args.no_canary),
         ];
         if let Some((flag, _)) = given.into_iter().find(|(_, given)| *given) {
             bail!("{flag} is for language models, and this is a decision model; leave it out");
@@ -338,7 +337,7 @@ fn report(
     let table = 2 * stack.vocab_size * stack.hidden_size;
     let cache_bytes: usize = plan.chunks.iter().flat_map(|c| &c.caches).map(cache_bytes).sum();
     let functions: Vec<String> = options.passes.iter().map(|p| p.name()).collect();
-    let limits = if args.no_plan { Vec::new() } else { limits::reached(plan, options) };
+    let limits = if args.no_plan { Vec::new() } else { limits::reached(stack, plan, options) };
     if args.json {
         let object = json!({
             "out": if args.dry_run { None } else { Some(args.out.display().to_string()) },

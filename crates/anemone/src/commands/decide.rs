@@ -1,7 +1,7 @@
 mod batch;
-pub(super) mod emulated;
 pub(super) mod input;
 mod models;
+pub(super) mod runs;
 mod score;
 mod table;
 mod tables;
@@ -17,8 +17,10 @@ use clap::builder::RangedU64ValueParser;
 
 use crate::args::{EngineName, HubArgs};
 use crate::cli::Shell;
+use crate::engine::CoreMlArgs;
 use crate::{demo, output};
 use models::Models;
+use runs::Runs;
 
 /// Answer typed questions about a text or JSON with a decision model
 ///
@@ -141,12 +143,15 @@ pub(crate) struct Args {
     /// Say which of several models the state would go to, and why; ask nothing
     #[arg(long, requires = "state", help_heading = "Model")]
     explain: bool,
-    /// What runs the model: auto and cpu read a bundle's weights back, the emulator interprets its package
+    /// What runs the model: cpu reads a bundle's weights back, the emulator interprets its package, coreml runs it on a Mac; auto is
+    /// cpu, and for a bundle on a Mac coreml as soon as it has loaded it
     #[arg(long, value_name = "ENGINE", default_value = "auto")]
     engine: EngineName,
     /// Arithmetic of the emulator [default: fp16]
     #[arg(long, value_name = "PROFILE", value_parser = crate::args::profile)]
     profile: Option<Profile>,
+    #[command(flatten)]
+    coreml: CoreMlArgs,
     /// Let questions share a row of the bundle's functions, which convert --pack makes; the answers are the same
     #[arg(long)]
     pack: bool,
@@ -168,6 +173,15 @@ impl Args {
 }
 
 pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
+    let runs = Runs::of(args)?;
+    let code = answer(args, &runs, shell)?;
+    if !shell.quiet {
+        runs.notes().iter().for_each(|note| output::note(note));
+    }
+    Ok(code)
+}
+
+fn answer(args: &Args, runs: &Runs, shell: &Shell) -> Result<ExitCode> {
     let asked = match (&args.questions, &args.preset) {
         (Some(given), _) => Some(input::questions(given)?),
         (None, Some(name)) => Some(input::Asked::preset(name)?),
@@ -175,11 +189,11 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     };
     let request = request(args)?;
     if let Some(path) = &args.batch {
-        let mut models = Models::load(args, shell)?;
+        let mut models = Models::load(args, runs, shell)?;
         return batch::run(args, path, asked.as_ref(), &mut models, &request, shell);
     }
     if let Some(path) = &args.input {
-        return tables::run(args, path, asked.as_ref(), &request, shell);
+        return tables::run(args, path, asked.as_ref(), &request, runs, shell);
     }
     let (state, asked) = match (&args.state, asked) {
         (Some(state), Some(asked)) => (input::state(state, args.text)?, asked),
@@ -197,7 +211,7 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
         }
     };
     let state = asked.place(state);
-    let mut models = Models::load(args, shell)?;
+    let mut models = Models::load(args, runs, shell)?;
     if args.explain {
         return explain(args, &models.explain(&state, &asked.questions)?);
     }

@@ -1,3 +1,5 @@
+mod coreml;
+
 use std::net::{TcpStream, ToSocketAddrs};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -84,6 +86,8 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     if args.network {
         findings.push(network(shell));
     }
+    let mac = coreml::Mac::here();
+    findings.extend(mac.findings(args.model.model.as_deref()));
     findings.push(outcome(
         "self-test",
         self_test().map(|()| "the built-in model's first tokens are those of the reference".into()),
@@ -109,6 +113,7 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
         report.insert("memory_bytes".into(), json!(total));
         report.insert("memory_available_bytes".into(), json!(available));
         report.insert("huge_pages".into(), json!(huge_pages));
+        report.insert("core_ml".into(), mac.json());
         report.insert("checks".into(), Value::Array(rows));
         output::json(&Value::Object(report))?;
     } else {
@@ -131,6 +136,9 @@ fn outcome(name: &'static str, result: Result<String>) -> Finding {
 
 fn memory(total: Option<u64>, available: Option<u64>) -> Finding {
     let (Some(total), Some(available)) = (total, available) else {
+        if let Some(total) = total {
+            return info("memory", size(total));
+        }
         return info("memory", "not told by the system".into());
     };
     let tight = available < 1 << 30;

@@ -23,6 +23,7 @@ use serde_json::json;
 
 use super::calibrate::{Lost, Subject};
 use super::compress::{CompressArgs, check_some, in_parallel, line, summary};
+use super::convert::canary;
 use super::guide::Guide;
 use crate::args::ModelArgs;
 use crate::cli::Shell;
@@ -68,6 +69,10 @@ pub(crate) struct Args {
     /// Threads, 1 to 512 [default: all the system offers]
     #[arg(long, short = 't', value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=512), allow_negative_numbers = true)]
     threads: Option<usize>,
+    /// Do not run each function of the result once on the emulator to record what it gives, which Core ML is tried with before it is
+    /// trusted
+    #[arg(long)]
+    no_canary: bool,
     /// Replace an existing bundle, and nothing else, when the new one is complete
     #[arg(long)]
     force: bool,
@@ -140,6 +145,14 @@ impl Source {
             Self::Decision(_) => BundleWeights::open_decision(&DecisionBundle::open_candidate(at)?)?,
         };
         subject.judge()?.lost(&weights, 1.0)
+    }
+
+    /// Runs every function of the result at `at` once on the emulator and keeps what it took and gave.
+    fn record_calls(&self, at: &Path, threads: usize) -> Result<()> {
+        match self {
+            Self::Language(_) => canary::record(&Bundle::open(at)?, threads),
+            Self::Decision(_) => canary::record_decision(&DecisionBundle::open(at)?, threads),
+        }
     }
 
     fn kept(&self) -> (&BTreeMap<String, String>, &BTreeMap<String, HostTensor>) {
@@ -230,9 +243,13 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     if compression.gate.is_some() {
         (compression.gate, at) = gate::run(args, &source, shell)?;
     }
+    let passed = compression.gate.as_ref().is_none_or(|gate| gate.passed);
+    // A rejected candidate is run by nothing.
+    if passed && !args.no_canary {
+        source.record_calls(&at, threads)?;
+    }
     let lost = measured.map(|subject| source.lost(&subject, &at)).transpose().context("--measure")?;
     report(args, &source, &compression, &at, lost, seconds)?;
-    let passed = compression.gate.is_none_or(|gate| gate.passed);
     Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use crate::answer::{self, Shown};
 use crate::args::{BundleArg, EngineArgs, ModelArgs, SamplingArgs};
 use crate::cli::Shell;
+use crate::energy::{Phases, Watch};
 use crate::generation::{self, Stream};
 use crate::model::{self, Loaded};
 use crate::prefix::PrefixArgs;
@@ -50,6 +51,10 @@ pub(crate) struct Args {
     json: bool,
     #[command(flatten)]
     structure: StructureArgs,
+    /// Tell the energy that the machine's parts take in each phase, where the system tells it (RAPL on Linux, `IOReport` on a Mac), with and
+    /// without what they take at rest, which is watched for half a second first
+    #[arg(long)]
+    energy: bool,
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
@@ -65,6 +70,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     interrupt::install()?;
     let (prompt, chat) = prompt(args)?;
+    let mut watch = Watch::begin(args.energy);
     let mut structure = args.structure.read()?;
     let (mut loaded, tokenizer) =
         Loaded::with_tokenizer(&args.model.or_bundle(&args.bundle)?, &args.engine, 0, shell)?;
@@ -87,11 +93,14 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
         options.keep_special = output.kept_special(&tokenizer);
         stream = stream.reading(Shown::new(output, !args.json, args.structure.reasoning, shell.quiet));
     }
+    let mut phases = Phases::new(&mut watch);
     let outcome = Conversation::new()
         .generate(&mut loaded.engine, &tokenizer, &ids, &options, constraint, &mut |event| {
+            phases.on_event(&event);
             stream.on_event(event)
         })
         .map_err(|error| too_long(error, &loaded))?;
+    phases.end(&outcome);
     let (first_token, answer) = stream.end()?;
     if args.json {
         let mut report = generation::report(&outcome, first_token);
@@ -109,9 +118,13 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
         if let Some(core_ml) = loaded.engine.core_ml_report() {
             report.insert("core_ml".into(), core_ml);
         }
+        if let Some(energy) = watch.report() {
+            report.insert("energy".into(), energy);
+        }
         output::json(&Value::Object(report))?;
     }
     if !shell.quiet {
+        watch.line().iter().for_each(|line| output::note(line));
         for note in loaded.engine.notes() {
             output::note(&note);
         }

@@ -22,7 +22,7 @@ use self::models::Named;
 use self::signals::Signals;
 use crate::args::{EngineArgs, EngineName, LayoutName, SpeculationArgs};
 use crate::cli::Shell;
-use crate::commands::decide::emulated;
+use crate::commands::decide::runs::Runs;
 use crate::engine::CoreMlArgs;
 use crate::prefix::{self, PrefixArgs};
 use crate::{energy, interrupt, machine, output};
@@ -93,13 +93,15 @@ pub(crate) struct Args {
     /// Multiply in bf16 where the processor does so natively: faster, and probabilities move by up to a hundredth
     #[arg(long)]
     bf16: bool,
-    /// What runs the models: auto is cpu here, also on a Mac, since it runs sequences together; it reads a bundle's weights back. The
-    /// emulator interprets a bundle's packages
+    /// What runs the models: cpu reads a bundle's weights back, the emulator interprets its packages, coreml runs them on a Mac. For
+    /// language models auto is cpu, which runs sequences together; for decision bundles on a Mac it is coreml once that has loaded them
     #[arg(long, value_name = "ENGINE", default_value = "auto")]
     engine: EngineName,
     /// Arithmetic of the emulator [default: fp16]
     #[arg(long, value_name = "PROFILE", value_parser = crate::args::profile)]
     profile: Option<Profile>,
+    #[command(flatten)]
+    coreml: CoreMlArgs,
     /// Most tokens a language model holds for one sequence [default: the model's limit, but at most 4096; a bundle's own on the
     /// emulator]
     #[arg(long, short = 'c', value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
@@ -160,7 +162,7 @@ impl Args {
             engine: if self.engine == EngineName::Auto { EngineName::Cpu } else { self.engine },
             profile: self.profile.clone(),
             chunk: None,
-            coreml: CoreMlArgs::default(),
+            coreml: self.coreml.clone(),
         }
     }
 }
@@ -174,7 +176,7 @@ fn preload(app: &App) -> Result<Vec<String>> {
 }
 
 pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
-    let profile = emulated::chosen(args.engine, args.profile.as_ref(), args.bf16)?;
+    let runs = Runs::chosen(args.engine, args.profile.as_ref(), args.bf16, &args.coreml)?;
     let key = args.access.key()?;
     if args.openapi {
         let (named, has_tournaments) = (Named::sort(args, shell)?, args.tournament_group.is_some());
@@ -189,7 +191,7 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     let threads = args.threads.unwrap_or_else(machine::threads);
     let named = Named::sort(args, shell)?;
     let laya = LayaOptions { threads, reduced: args.bf16 };
-    let (mut decisions, sizes) = models::open(&named, args, laya, profile.as_ref(), shell)?;
+    let (mut decisions, sizes) = models::open(&named, args, laya, &runs, shell)?;
     let (mut languages, needs): (Vec<_>, Vec<_>) = named.languages(args, shell)?.into_iter().unzip();
     models::alias(&args.alias, &named, &mut decisions, &mut languages)?;
     args.memory.fits(&sizes, &needs)?;

@@ -18,8 +18,10 @@ use serde_json::json;
 
 use crate::args::{DECISION_MODEL_HELP, EngineName, ModelArgs};
 use crate::cli::Shell;
+use crate::commands::convert;
 use crate::commands::decide::input::Asked;
-use crate::commands::{convert, decide};
+use crate::commands::decide::runs::{Packages, Runs};
+use crate::engine::CoreMlArgs;
 use crate::{demo, model, output};
 
 /// Most lines of each kind the table lists.
@@ -74,12 +76,14 @@ pub(crate) struct Args {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-    /// What runs the bundle: only the emulator, which auto is here, interprets its package
+    /// What runs the bundle's package: the emulator, or Core ML; auto is Core ML on a Mac, unless there is a --profile
     #[arg(long, value_name = "ENGINE", default_value = "auto")]
     engine: EngineName,
     /// Arithmetic of the emulator [default: fp16]
     #[arg(long, value_name = "PROFILE", value_parser = crate::args::profile)]
     profile: Option<Profile>,
+    #[command(flatten)]
+    coreml: CoreMlArgs,
     /// Threads, 1 to 512 [default: all the system offers]
     #[arg(long, short = 't', value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=512), allow_negative_numbers = true)]
     threads: Option<usize>,
@@ -113,13 +117,17 @@ impl Case {
 }
 
 pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
-    match args.engine {
-        EngineName::Auto | EngineName::Emulator => {}
+    let engine = match args.engine {
+        // A validation is of one engine.
+        EngineName::Auto if args.coreml.is_here() && args.profile.is_none() => EngineName::Coreml,
+        EngineName::Auto | EngineName::Emulator => EngineName::Emulator,
+        EngineName::Coreml => EngineName::Coreml,
         EngineName::Cpu => {
             bail!("--engine cpu runs the bundle's weights and not its package; use --engine emulator")
         }
-        EngineName::Coreml => bail!("--engine coreml is not in this version; use --engine emulator"),
-    }
+    };
+    let runs = Runs::chosen(engine, args.profile.as_ref(), false, &args.coreml)?;
+    let packages = runs.packages().context("no engine runs packages here; use --engine emulator")?;
     let threads = args.threads.unwrap_or_else(crate::machine::threads);
     let exact = LayaOptions { threads, reduced: false };
     let Some(path) = &args.bundle else { return record::run(args, exact, shell) };
@@ -145,8 +153,7 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
         );
         (cases, args.max_len, Some(checkpoint(args, &source, exact, shell)?))
     };
-    let profile = args.profile.clone().unwrap_or_default();
-    let mut subject = decide::emulated::open(bundle, profile.clone(), threads)?;
+    let mut subject = packages.open(bundle, threads)?;
     if args.pack {
         subject.pack()?;
     }
@@ -156,9 +163,12 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
     let validation = comparison.run(&cases, &mut subject, live.as_mut(), shell)?;
     let rows = cases.iter().map(|case| case.questions.len()).sum();
     if args.json {
-        output::json(&report(args, rows, &profile, &source.name, &validation))?;
+        output::json(&report(args, rows, packages, &source.name, &validation))?;
     } else {
-        output::data(&table(args, path, rows, &profile, &validation))?;
+        output::data(&table(args, path, rows, packages, &validation))?;
+    }
+    if !shell.quiet {
+        runs.notes().iter().for_each(|note| output::note(note));
     }
     Ok(if validation.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -187,6 +197,7 @@ pub(super) fn gate(
         json: false,
         engine: EngineName::Emulator,
         profile: Some(profile.clone()),
+        coreml: CoreMlArgs::default(),
         threads: Some(threads),
         model,
     };
@@ -196,7 +207,8 @@ pub(super) fn gate(
         Some(_) => checkpoint(&args, &source.manifest().source, exact, shell)?,
         None => Decider::load(&source.checkpoint()?, exact)?,
     };
-    let mut subject = decide::emulated::open(DecisionBundle::open_candidate(candidate)?, profile, threads)?;
+    let packages = Packages::Emulator(profile);
+    let mut subject = packages.open(DecisionBundle::open_candidate(candidate)?, threads)?;
     let validation = Validation::new(Bar { tolerance });
     let comparison = Comparison { args: &args, request: Request::default(), validation };
     comparison.run(&cases, &mut subject, Some(&mut live), shell)
@@ -352,7 +364,7 @@ impl Comparison<'_> {
     }
 }
 
-fn report(args: &Args, rows: usize, profile: &Profile, source: &str, v: &Validation) -> serde_json::Value {
+fn report(args: &Args, rows: usize, packages: &Packages, source: &str, v: &Validation) -> serde_json::Value {
     let rules: serde_json::Map<String, serde_json::Value> =
         Rule::ALL.into_iter().map(|rule| (rule.name().to_owned(), v.keeps(rule).into())).collect();
     let lines: Vec<&str> = v.failures.iter().map(|failure| failure.line.as_str()).collect();
@@ -370,19 +382,21 @@ fn report(args: &Args, rows: usize, profile: &Profile, source: &str, v: &Validat
         "rules": rules,
         "repeats": args.repeats,
         "packed": args.pack,
-        "engine": "emulator",
-        "profile": profile.name(),
+        "engine": packages.name(),
+        "profile": packages.arithmetic(),
         "source": source,
         "reference": args.reference.as_ref().map(|path| path.display().to_string()),
         "failures": lines,
     })
 }
 
-fn table(args: &Args, bundle: &Path, rows: usize, profile: &Profile, v: &Validation) -> String {
+fn table(args: &Args, bundle: &Path, rows: usize, packages: &Packages, v: &Validation) -> String {
     let mut out = String::new();
     let _ = writeln!(out, "bundle         {}", bundle.display());
     let packed = if args.pack { ", questions sharing rows" } else { "" };
-    let _ = writeln!(out, "engine         emulator, {profile}; {} calls for each row{packed}", args.repeats);
+    let (engine, arithmetic) = (packages.name(), packages.arithmetic());
+    let _ =
+        writeln!(out, "engine         {engine}, {arithmetic}; {} calls for each row{packed}", args.repeats);
     let _ = writeln!(out, "validated      {} of {rows} rows", v.validated);
     let _ = writeln!(
         out,

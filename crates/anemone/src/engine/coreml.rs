@@ -1,11 +1,13 @@
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anemone_bundle::Bundle;
 use anemone_coreml::simulated::{Fault, Simulated};
-use anemone_coreml::{CompiledModels, ComputeUnits, CoreMl, Loadings, Options, Require};
-use anemone_emulator::Emulator;
-use anemone_mil::Executor;
+use anemone_coreml::{CompiledModels, ComputeUnits, CoreMl, Loading, Loadings, Options, Require};
+use anemone_emulator::{Emulator, Profile};
+use anemone_mil::{Calls, Executor};
 use anyhow::{Context, Result, ensure};
+use clap::builder::RangedU64ValueParser;
 
 use super::Engine;
 use super::graph::{OnGraph, Runner, bundle};
@@ -22,6 +24,13 @@ pub(crate) struct CoreMlArgs {
     /// Refuse to run where less than all, or PERCENT of the estimated cost, of a function is placed on the Neural Engine
     #[arg(long, value_name = "ane[=PERCENT]")]
     require: Option<Require>,
+    /// Refuse to run a function that takes more than this share of its time on the processor alone, which no plan tells: 0.8 is what
+    /// others ask for; needs the bundle's recorded calls, and measures each function when it is loaded
+    #[arg(long, value_name = "X", value_parser = ratio)]
+    max_ratio: Option<f64>,
+    /// Seconds that compiling or loading a model may take [default: 10800]
+    #[arg(long, value_name = "S", hide_short_help = true, value_parser = RangedU64ValueParser::<u64>::new().range(1..=604_800))]
+    load_timeout: Option<u64>,
     /// Where compiled models are kept [default: anemone/coreml in the user's cache directory]
     #[arg(long, value_name = "DIR", hide_short_help = true)]
     compiled_models: Option<PathBuf>,
@@ -32,9 +41,18 @@ pub(crate) struct CoreMlArgs {
     simulate: Vec<Option<Fault>>,
 }
 
-/// Compiled models in a directory, the user's own where none is named.
-pub(crate) fn compiled_models(dir: Option<&PathBuf>) -> Result<CompiledModels> {
-    let dir = dir.cloned().or_else(|| env::cache_dir().map(|dir| dir.join("coreml")));
+fn ratio(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(ratio) if ratio > 0.0 && ratio <= 10.0 => Ok(ratio),
+        _ => Err("give a number above 0 and up to 10".into()),
+    }
+}
+
+/// Compiled models in a directory, the user's own where none is named. What a simulation compiles is nothing Core ML could load, and
+/// has a place of its own there.
+pub(crate) fn compiled_models(dir: Option<&PathBuf>, simulated: bool) -> Result<CompiledModels> {
+    let own = if simulated { "coreml-simulated" } else { "coreml" };
+    let dir = dir.cloned().or_else(|| env::cache_dir().map(|dir| dir.join(own)));
     let dir =
         dir.context("no home directory is known; say where compiled models are with --compiled-models DIR")?;
     Ok(CompiledModels::new(dir))
@@ -61,30 +79,44 @@ impl CoreMlArgs {
         let flags = [
             (self.compute_units.is_some(), "--compute-units"),
             (self.require.is_some(), "--require"),
+            (self.max_ratio.is_some(), "--max-ratio"),
+            (self.load_timeout.is_some(), "--load-timeout"),
             (self.compiled_models.is_some(), "--compiled-models"),
             (self.is_simulated(), "--simulate"),
         ];
         flags.into_iter().find(|(given, _)| *given).map(|(_, flag)| flag)
     }
 
-    fn options(&self, bundle: &Bundle) -> Result<Options> {
+    fn options(&self, canaries: Calls) -> Result<Options> {
         ensure!(
             self.require.is_none() || self.compute_units != Some(ComputeUnits::CpuOnly),
             "--require asks for the Neural Engine and --compute-units cpu_only leaves it out; leave one of them out"
         );
-        let options = Options::new(compiled_models(self.compiled_models.as_ref())?);
+        ensure!(
+            self.max_ratio.is_none() || self.compute_units != Some(ComputeUnits::CpuOnly),
+            "--max-ratio compares with the processor alone, which --compute-units cpu_only is; leave one of them out"
+        );
+        let options = Options::new(compiled_models(self.compiled_models.as_ref(), self.is_simulated())?);
         Ok(Options {
             units: self.compute_units.unwrap_or_default(),
             require: self.require,
-            canaries: bundle.calls()?.unwrap_or_default(),
+            most_ratio: self.max_ratio,
+            load_timeout: self.load_timeout.map(Duration::from_secs).or(options.load_timeout),
+            compile_again: self.simulate.iter().flatten().any(|fault| fault.is_of_compiling()),
+            canaries,
             ..options
         })
     }
 
-    /// What runs packages here, and what it loads.
-    fn executor(&self, options: Options, args: &EngineArgs) -> Result<(Box<dyn Executor>, Loadings)> {
+    /// What runs packages here with these recorded calls, and what it loads; `profile` and `threads` are of what stands for Core ML.
+    pub(crate) fn executor(
+        &self,
+        canaries: Calls,
+        profile: Profile,
+        threads: usize,
+    ) -> Result<(Box<dyn Executor>, Loadings)> {
+        let options = self.options(canaries)?;
         if self.is_simulated() {
-            let (profile, threads) = (args.profile(), args.threads());
             let faults: Vec<Fault> = self.simulate.iter().copied().flatten().collect();
             let make = move || Ok(Simulated::new(Emulator::new(profile, threads), &faults));
             let executor = CoreMl::new(options, make)?;
@@ -93,6 +125,46 @@ impl CoreMlArgs {
         }
         system(options)
     }
+
+    /// What of the machine may be used.
+    pub(crate) fn units(&self) -> ComputeUnits {
+        self.compute_units.unwrap_or_default()
+    }
+
+    /// Whether Core ML is here, or stands here.
+    pub(crate) fn is_here(&self) -> bool {
+        cfg!(target_vendor = "apple") || self.is_simulated()
+    }
+
+    /// Errors where it is not.
+    pub(crate) fn check_here(&self) -> Result<()> {
+        if !self.is_here() {
+            system(Options::new(CompiledModels::new("")))?;
+        }
+        Ok(())
+    }
+}
+
+/// Functions of which a part is not on the Neural Engine, with the first operation elsewhere.
+pub(crate) fn notes(loadings: &Loadings, units: ComputeUnits) -> Vec<String> {
+    if units == ComputeUnits::CpuOnly {
+        return Vec::new();
+    }
+    let note = |loading: &Loading| {
+        let plan = loading.plan.as_ref()?;
+        let summary = plan.summary();
+        let (op, reason) = plan.away().next()?;
+        Some(format!(
+            "{} of {}: {} of {} operations are not on the Neural Engine, the first is {} ({}): {reason}",
+            loading.function,
+            loading.package,
+            summary.cpu_ops + summary.gpu_ops,
+            summary.cpu_ops + summary.gpu_ops + summary.ane_ops,
+            op.name,
+            op.operator
+        ))
+    };
+    loadings.get().iter().filter_map(note).collect()
 }
 
 #[cfg(target_vendor = "apple")]
@@ -109,25 +181,18 @@ fn system(_: Options) -> Result<(Box<dyn Executor>, Loadings)> {
     )
 }
 
-/// Whether Core ML is here, or stands here.
-pub(crate) fn is_here(args: &EngineArgs) -> bool {
-    cfg!(target_vendor = "apple") || args.coreml.is_simulated()
-}
-
 impl Engine {
     /// Core ML over the bundle at `path`.
     pub(crate) fn core_ml(path: Option<&Path>, args: &EngineArgs) -> Result<Self> {
-        if !is_here(args) {
-            system(Options::new(CompiledModels::new("")))?;
-        }
+        args.coreml.check_here()?;
         Self::core_ml_over(bundle(path, "coreml")?, args)
     }
 
     /// [`Engine::core_ml`] over an open bundle.
     pub(super) fn core_ml_over(bundle: Bundle, args: &EngineArgs) -> Result<Self> {
-        let options = args.coreml.options(&bundle)?;
-        let units = options.units;
-        let (executor, loadings) = args.coreml.executor(options, args)?;
+        let calls = bundle.calls()?.unwrap_or_default();
+        let (executor, loadings) = args.coreml.executor(calls, args.profile(), args.threads())?;
+        let units = args.coreml.units();
         let runner = Runner::CoreMl { units, loadings, simulated: args.coreml.is_simulated() };
         Ok(Self::Graph(Box::new(OnGraph::new(bundle, args, runner, executor)?)))
     }

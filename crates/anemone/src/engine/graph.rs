@@ -76,24 +76,7 @@ impl OnGraph {
     /// Functions of which a part is not on the Neural Engine, with the first operation elsewhere.
     pub(super) fn notes(&self) -> Vec<String> {
         let Runner::CoreMl { loadings, units, .. } = &self.runner else { return Vec::new() };
-        if *units == ComputeUnits::CpuOnly {
-            return Vec::new();
-        }
-        let note = |loading: &Loading| {
-            let plan = loading.plan.as_ref()?;
-            let summary = plan.summary();
-            let (op, reason) = plan.away().next()?;
-            Some(format!(
-                "{} of {}: {} of {} operations are not on the Neural Engine, the first is {} ({}): {reason}",
-                loading.function,
-                loading.package,
-                summary.cpu_ops + summary.gpu_ops,
-                summary.cpu_ops + summary.gpu_ops + summary.ane_ops,
-                op.name,
-                op.operator
-            ))
-        };
-        loadings.get().iter().filter_map(note).collect()
+        super::core_ml_notes(loadings, *units)
     }
 
     /// What Core ML loaded so far; `None` on another engine.

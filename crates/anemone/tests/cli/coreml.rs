@@ -57,11 +57,44 @@ fn a_bundle_runs_by_core_ml_or_says_why_it_does_not() {
     // Without the demand it runs, and says where.
     let away = on(&["--engine", "coreml", "--simulate", "on-cpu"]).ok();
     assert!(away.stderr.contains("operations are not on the Neural Engine, the first is"), "{}", away.stderr);
-    let fresh = dir.join("fresh");
-    fails("compile-fails", &["--compiled-models", fresh.to_str().unwrap()], &["no reason given"]);
+    // What was compiled before does not hide it.
+    fails("compile-fails", &[], &["no reason given"]);
+    fails("silent-fallback", &["--max-ratio", "0.7"], &["--max-ratio", "of its time on the processor alone"]);
+    fails("none", &["--max-ratio", "0.7", "--compute-units", "cpu_only"], &["--max-ratio", "leave one"]);
+    let measured = on(&["--engine", "coreml", "--simulate", "none", "--max-ratio", "0.7"]).json();
+    assert!(measured["core_ml"]["functions"][0]["ratio_to_cpu_only"].is_f64(), "{measured}");
+    std::fs::remove_file(Path::new(&bundle).join("canary.safetensors")).unwrap();
+    fails("none", &["--max-ratio", "0.7"], &["--max-ratio", "no recorded call", "--no-canary"]);
     if cfg!(not(target_vendor = "apple")) {
         on(&["--engine", "coreml"]).fails(1, &["--engine coreml", "Macs only", "--engine cpu"]);
     }
+}
+
+#[test]
+fn compressed_weights_have_a_record_of_their_own_and_bad_records_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let (bundle, out) = (bundle(dir), dir.join("lut8.bundle").to_str().unwrap().to_owned());
+    let palettize = |more: &[&str]| {
+        run(dir, &[&["palettize", "-q", "--bundle", &bundle, "--precision", "lut8"], more].concat())
+    };
+    palettize(&["--out", &out]).ok();
+    let on = |bundle: &str| {
+        run(dir, &[&RUN[..], &["--bundle", bundle, "--engine", "coreml", "--simulate", "none"]].concat())
+    };
+    let ran = on(&out).ok();
+    assert!(!ran.stderr.contains("no recorded call"), "{}", ran.stderr);
+    let record = Path::new(&out).join("canary.safetensors");
+    // The record of other weights does not count as none.
+    std::fs::copy(Path::new(&bundle).join("canary.safetensors"), &record).unwrap();
+    on(&out).fails(1, &["canary.safetensors was recorded for another bundle", "convert or palettize"]);
+    std::fs::write(&record, b"short").unwrap();
+    on(&out).fails(1, &["canary.safetensors is damaged", "remove the file"]);
+    std::fs::remove_file(&record).unwrap();
+    on(&out).ok();
+    let bare = dir.join("bare.bundle");
+    palettize(&["--out", bare.to_str().unwrap(), "--no-canary"]).ok();
+    assert!(!bare.join("canary.safetensors").exists());
 }
 
 #[test]
@@ -93,6 +126,8 @@ fn flags_of_core_ml_are_refused_where_there_is_none() {
     run(&["--engine", "coreml", "--simulate", "none"])
         .fails(1, &["--engine coreml runs bundles", "built-in"]);
     run(&["--compute-units", "gpu"]).fails(2, &["--compute-units", "cpu_and_ne"]);
+    run(&["--max-ratio", "0"]).fails(2, &["--max-ratio", "above 0"]);
+    run(&["--engine", "cpu", "--max-ratio", "0.8"]).fails(1, &["--max-ratio", "is of Core ML"]);
     run(&["--require", "ane=101"]).fails(2, &["--require", "from 0 to 100"]);
     run(&["--engine", "coreml", "--simulate", "gremlins"])
         .fails(2, &["--simulate", "'gremlins' is no fault"]);
@@ -141,17 +176,28 @@ fn placements_are_predicted_with_their_sources() {
     let named: Vec<&str> = functions.iter().map(|f| f["function"].as_str().unwrap()).collect();
     assert_eq!((predicted["chip"].as_str(), named), (Some("m4"), vec!["decode", "prefill_16", "main"]));
     for function in functions {
-        // One segment, all of it; a model as small as this one may be declined, and that is said.
-        assert_eq!(function["segments"].as_array().unwrap().len(), 1, "{function}");
+        // Nothing of it must leave, and all of it is declined, for it is as small as that; it is said so.
+        let segments = function["segments"].as_array().unwrap();
+        assert!(segments.len() == 1 && segments[0]["neural_engine"] == false, "{function}");
+        assert!(segments[0]["planned_ms"] == function["planned_ms_on_cpu"], "{function}");
         assert_eq!(function["away"].as_array().unwrap().len(), 0, "{function}");
         let warnings = function["warnings"].as_array().unwrap();
-        assert!(warnings.iter().all(|w| w["rule"] == "small" && w["source"].is_string()), "{function}");
+        assert!(
+            warnings.len() == 1 && warnings[0]["rule"] == "small" && warnings[0]["source"].is_string(),
+            "{function}"
+        );
     }
     let text = run(dir, &["inspect", "--placement", "--bundle", &bundle, "--chip", "M2"]).ok().stdout;
     assert!(
-        text.contains("nothing here was measured") && text.contains("operations on the Neural Engine"),
+        text.contains("nothing here was measured")
+            && text.contains("segment cpu")
+            && text.contains("inferred from another chip"),
         "{text}"
     );
+    let dry = run(dir, &["convert", "--dry-run", "--json"]).json();
+    assert!(dry["limits"][0].as_str().unwrap().contains("so small that Core ML's planner"), "{dry}");
+    let doctor = run(dir, &["doctor", "--model", &bundle]).ok().stdout;
+    assert!(doctor.contains("compiled models") && doctor.contains("compiling it takes about"), "{doctor}");
     run(dir, &["inspect", "--placement"]).fails(1, &["--placement", "built-in", "anemone convert"]);
     run(dir, &["inspect", "--placement", "-m", "src"])
         .fails(1, &["--placement", "neither a bundle nor a package"]);
@@ -175,7 +221,7 @@ fn a_self_test_says_what_is_sound_and_what_is_not() {
     assert!(told["placements"].as_array().unwrap().len() == 3, "{told}");
     let names: Vec<&str> =
         told["findings"].as_array().unwrap().iter().map(|f| f["name"].as_str().unwrap()).collect();
-    assert!(names.contains(&"tokens") && names.contains(&"perplexity"), "{names:?}");
+    assert!(["tokens", "perplexity", "decisions"].iter().all(|name| names.contains(name)), "{names:?}");
     assert!(std::fs::read_to_string(Path::new(out).join("report.html")).unwrap().contains("passed"));
     let broken = run(dir, &["selftest", "-q", "--simulate", "wrong-outputs", "--out", out]);
     assert_eq!(broken.code, Some(1), "{broken:?}");
@@ -188,5 +234,57 @@ fn a_self_test_says_what_is_sound_and_what_is_not() {
     run(dir, &["selftest", "--simulate", "gremlins"]).fails(2, &["--simulate", "'gremlins' is no fault"]);
     if cfg!(not(target_vendor = "apple")) {
         run(dir, &["selftest", "--out", out]).fails(1, &["Macs only", "--simulate none"]);
+    }
+}
+
+#[test]
+fn decision_models_answer_by_core_ml_or_say_why_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let bundle = dir.join("laya.bundle");
+    let bundle = bundle.to_str().unwrap();
+    run(dir, &["convert", "-q", "--decision", "--out", bundle, "--length", "64", "--length", "96", "--pack"])
+        .ok();
+    assert!(Path::new(bundle).join("canary.safetensors").is_file());
+    let decide = |more: &[&str]| run(dir, &[&["decide", "--json", "--model", bundle], more].concat());
+    let emulated = decide(&["--engine", "emulator"]).json();
+    let simulated = decide(&["--engine", "coreml", "--simulate", "none"]).ok();
+    assert!(!simulated.stderr.contains("not on the Neural Engine"), "{}", simulated.stderr);
+    assert_eq!(simulated.json(), emulated);
+    let away = decide(&["--engine", "coreml", "--simulate", "on-cpu"]).ok();
+    assert!(away.stderr.contains("operations are not on the Neural Engine, the first is"), "{}", away.stderr);
+    let fails = |faults: &str, more: &[&str], words: &[&str]| {
+        let fault = ["--engine", "coreml", "--simulate", faults];
+        decide(&[&fault[..], more].concat()).fails(1, words);
+    };
+    fails("wrong-outputs", &[], &["not to be trusted", "cosine"]);
+    fails("nan=0", &[], &["not to be trusted", "NaN"]);
+    fails("unsteady", &[], &["not to be trusted", "for the same inputs"]);
+    fails("compile-fails", &[], &["no reason given"]);
+    fails("on-cpu", &["--require", "ane"], &["--require", "is on the cpu"]);
+    fails("silent-fallback", &["--max-ratio", "0.7"], &["--max-ratio", "of its time on the processor alone"]);
+    // Of auto, the CPU engine answers at once, and goes on where Core ML does not come.
+    let native = decide(&["--engine", "cpu"]).json();
+    let slow = decide(&["--simulate", "slow-compile=60000"]).ok();
+    assert!(!slow.stderr.contains("taken over"), "{}", slow.stderr);
+    assert_eq!(slow.json(), native);
+    let broken = decide(&["--simulate", "wrong-outputs"]).ok();
+    assert_eq!(broken.json(), native);
+    decide(&["--engine", "cpu", "--max-ratio", "0.8"]).fails(1, &["--max-ratio", "is of Core ML"]);
+    decide(&["--engine", "coreml", "--simulate", "none", "--bf16"]).fails(1, &["--bf16", "native engine"]);
+    run(dir, &["decide", "--engine", "coreml", "--simulate", "none"])
+        .fails(1, &["--engine coreml runs bundles", "anemone convert --decision"]);
+    let validate = |more: &[&str]| {
+        run(dir, &[&["validate", "-q", "--json", "--bundle", bundle, "--simulate"], more].concat())
+    };
+    let report = validate(&["none", "--engine", "coreml"]).json();
+    assert_eq!((&report["engine"], &report["passed"]), (&"coreml (simulated)".into(), &true.into()));
+    assert_eq!(validate(&["none"]).json()["engine"], "coreml (simulated)");
+    if cfg!(not(target_vendor = "apple")) {
+        for command in ["decide", "serve"] {
+            run(dir, &[command, "--engine", "coreml", "--model", bundle])
+                .fails(1, &["Macs only", "--engine cpu"]);
+        }
+        decide(&["--require", "ane"]).fails(1, &["--require", "Macs only"]);
     }
 }

@@ -3,6 +3,7 @@ use std::time::Instant;
 use anemone_session::{Engine as _, Part, Together as _};
 use anyhow::{Context as _, Result};
 
+use crate::energy::Watch;
 use crate::engine::Engine;
 
 /// What a test times.
@@ -92,6 +93,7 @@ pub(super) fn run(
     tokens: &[u32],
     depth: usize,
     repeat: usize,
+    watch: &mut Watch,
 ) -> Result<()> {
     let start = engine.start(&tokens[..depth])?;
     for test in tests {
@@ -110,6 +112,7 @@ pub(super) fn run(
             for sibling in &mut siblings {
                 sibling.copy_from(engine)?;
             }
+            watch.skip();
             let clock = Instant::now();
             match test.kind {
                 Kind::Prefill => {
@@ -137,6 +140,7 @@ pub(super) fn run(
             let seconds = clock.elapsed().as_secs_f64().max(1e-9);
             let computed = if test.kind == Kind::Batch { test.tokens * ROUNDS } else { test.tokens };
             if round > 0 {
+                watch.mark(&test.name(), computed);
                 test.samples.push(computed as f64 / seconds);
             }
         }

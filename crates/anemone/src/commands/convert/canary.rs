@@ -1,6 +1,7 @@
 //! Recorded calls of a bundle's functions, by the emulator: what Core ML is tried with before its numbers are used.
 
-use anemone_bundle::Bundle;
+use anemone_bundle::{Bundle, DecisionBundle};
+use anemone_decide::{GraphScorer, Vocabulary};
 use anemone_emulator::{Emulator, Profile};
 use anemone_mil::Recording;
 use anemone_session::{Engine as _, GraphEngine, Traced as _};
@@ -10,7 +11,7 @@ use anyhow::Result;
 const TOKENS: usize = 3;
 
 /// Runs every function of a bundle once and keeps what it took and gave beside the manifest.
-pub(super) fn record(bundle: &Bundle, threads: usize) -> Result<()> {
+pub(in crate::commands) fn record(bundle: &Bundle, threads: usize) -> Result<()> {
     let executor = Recording::new(Emulator::new(Profile::fp16(), threads));
     let recorded = executor.recorded();
     let mut engine = GraphEngine::new(bundle.clone(), Box::new(executor))?;
@@ -21,5 +22,16 @@ pub(super) fn record(bundle: &Bundle, threads: usize) -> Result<()> {
         engine.restrict(Some(pass))?;
         engine.feed_all(&tokens)?;
     }
+    Ok(bundle.write_calls(&recorded.get())?)
+}
+
+/// [`record`] of a decision model's bundle.
+pub(in crate::commands) fn record_decision(bundle: &DecisionBundle, threads: usize) -> Result<()> {
+    let executor = Recording::new(Emulator::new(Profile::fp16(), threads));
+    let recorded = executor.recorded();
+    let checkpoint = bundle.checkpoint()?;
+    let vocabulary = Vocabulary::new(&checkpoint.tokenizer_json()?, checkpoint.tokenizer_config())?;
+    let mut scorer = GraphScorer::open(bundle.clone(), &checkpoint, Box::new(executor), vocabulary.pad())?;
+    scorer.run_each()?;
     Ok(bundle.write_calls(&recorded.get())?)
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anemone_ane::{LayaFunctions, LayaOptions, LocalAttention, OPTION_SLOTS, lower_laya, multiply_adds};
-use anemone_bundle::{DECISION_FILES, DecisionOptions, Role, Source, Writer, file_sha256};
+use anemone_bundle::{DECISION_FILES, DecisionBundle, DecisionOptions, Role, Source, Writer, file_sha256};
 use anemone_checkpoint::DecisionCheckpoint;
 use anemone_decide::{Calibration, Vocabulary};
 use anemone_kernels::Context as Kernels;
@@ -18,7 +18,7 @@ use serde_json::json;
 
 use super::super::calibrate::Subject;
 use super::super::compress::{check_some, line, summary};
-use super::{Args, AttentionName, Written, directory_bytes};
+use super::{Args, AttentionName, Written, canary, directory_bytes};
 use crate::cli::Shell;
 use crate::{demo, machine, model, output};
 
@@ -93,6 +93,9 @@ pub(super) fn run(args: &Args, start: Instant, shell: &Shell) -> Result<ExitCode
         check_some(compression)?;
     }
     let manifest = writer.finish_decision(source, kept, options.functions(), tensors, &written_by)?;
+    if !args.no_canary {
+        canary::record_decision(&DecisionBundle::open(&args.out)?, machine::threads())?;
+    }
     let done = Written { seconds: start.elapsed().as_secs_f64(), compression: manifest.compression };
     report(args, &checkpoint, &laya, &options, &program, host_bytes, Some(&done))?;
     Ok(ExitCode::SUCCESS)

@@ -1,6 +1,7 @@
 //! Limits of the Neural Engine that others have reported and a plan reaches. Nothing here was measured by this project.
 
-use anemone_ane::{CachePlan, Options, Plan};
+use anemone_ane::{CachePlan, Options, Pass, Plan, is_placed};
+use anemone_models::Stack;
 
 use crate::machine;
 
@@ -14,7 +15,21 @@ const AXIS: usize = 65_536;
 const PROGRAMS: usize = 120;
 
 /// One line for each limit reached, with the remedy.
-pub(super) fn reached(plan: &Plan, options: &Options) -> Vec<String> {
+pub(super) fn reached(stack: &Stack, plan: &Plan, options: &Options) -> Vec<String> {
+    let mut lines = beyond(plan, options);
+    let small = plan.chunks.iter().filter(|chunk| matches!(is_placed(stack, chunk), Ok(false))).count();
+    if small > 0 && options.passes.contains(&Pass::Decode) {
+        let (all, remedy) = (plan.chunks.len(), if small == 1 { "a larger --chunk" } else { "--chunk auto" });
+        let remedy = if all == 1 { "the CPU engine may be as fast" } else { &format!("use {remedy}") };
+        lines.push(format!(
+            "{small} of {all} packages of layers are so small that Core ML's planner, as published for an M4, would keep decoding on the \
+             CPU; {remedy}"
+        ));
+    }
+    lines
+}
+
+fn beyond(plan: &Plan, options: &Options) -> Vec<String> {
     let mut lines = Vec::new();
     for (i, chunk) in plan.chunks.iter().enumerate() {
         if chunk.weight_bytes > PACKAGE_BYTES {
@@ -48,7 +63,7 @@ pub(super) fn reached(plan: &Plan, options: &Options) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use anemone_ane::{ChunkPlan, Pass};
+    use anemone_ane::ChunkPlan;
 
     #[test]
     fn each_limit_is_named_with_its_remedy() {
@@ -63,13 +78,13 @@ mod tests {
             head: std::iter::once(0..head).collect(),
         };
         let options = Options { passes: vec![Pass::Decode, Pass::Prefill(64)], ..Options::default() };
-        assert!(reached(&plan(chunk(1 << 30, 16_320), OLD_AXIS), &options).is_empty());
-        let lines = reached(&plan(chunk(3 << 29, 16_384), OLD_AXIS), &options);
+        assert!(beyond(&plan(chunk(1 << 30, 16_320), OLD_AXIS), &options).is_empty());
+        let lines = beyond(&plan(chunk(3 << 29, 16_384), OLD_AXIS), &options);
         let parts = ["--chunk 3", "16448 keys is beyond the 16384"];
         assert_eq!(lines.len(), parts.len(), "{lines:?}");
         assert!(lines.iter().zip(parts).all(|(line, part)| line.contains(part)), "{lines:?}");
-        assert!(reached(&plan(chunk(0, 131_072), 1), &options)[0].contains("65536 that any engine"));
+        assert!(beyond(&plan(chunk(0, 131_072), 1), &options)[0].contains("65536 that any engine"));
         let many = Options { passes: (2..130).map(Pass::Prefill).collect(), ..Options::default() };
-        assert!(reached(&plan(chunk(0, 64), 1), &many)[0].contains("129 functions"));
+        assert!(beyond(&plan(chunk(0, 64), 1), &many)[0].contains("129 functions"));
     }
 }

@@ -6,10 +6,10 @@ use anemone_cpu::LayaOptions;
 use anemone_decide::{
     Calibration, Decider, Decisions, Hints, Question, Request, Router, Routes, Value, Windows,
 };
-use anemone_emulator::Emulator;
 use anyhow::{Context, Result, bail, ensure};
 
-use super::{Args, Narrowing, emulated};
+use super::runs::Runs;
+use super::{Args, Narrowing};
 use crate::args::ModelArgs;
 use crate::cli::Shell;
 use crate::{files, model, output};
@@ -27,13 +27,13 @@ pub(super) enum Models {
 }
 
 impl Models {
-    pub(super) fn load(args: &Args, shell: &Shell) -> Result<Self> {
+    pub(super) fn load(args: &Args, runs: &Runs, shell: &Shell) -> Result<Self> {
         if args.models.len() < 2 {
             ensure!(
                 args.task.is_none() && args.lang_guess.is_none() && !args.explain,
                 "--task, --lang-guess and --explain are for several models; give --model NAME=PATH for each"
             );
-            return Ok(Self::One(Box::new(decider(args, args.models.first(), shell)?)));
+            return Ok(Self::One(Box::new(decider(args, runs, args.models.first(), shell)?)));
         }
         if args.calibration.is_some() {
             bail!("--calibration is for one model; each of several brings its own");
@@ -62,22 +62,25 @@ impl Models {
         if !names().any(|name| name == DEFAULT) {
             routes.set_default(names().next().unwrap_or(DEFAULT))?;
         }
-        let (options, profile) = (options(args), emulated::profile(args)?);
-        if profile.is_some() {
-            paths.iter().try_for_each(|(_, path)| emulated::bundle(Some(path)).map(drop))?;
+        let options = options(args);
+        if let Some(packages) = runs.packages() {
+            paths.iter().try_for_each(|(_, path)| packages.bundle(Some(path)).map(drop))?;
         }
-        let pack = args.pack;
+        let (pack, runs) = (args.pack, runs.clone());
         let load = move |name: &str, repo: &str| {
             let path = paths.iter().find(|(known, _)| known == name).map(|(_, path)| path.as_path());
             let path = path.unwrap_or(std::path::Path::new(repo));
-            let mut decider = match (DecisionBundle::is_at(path), profile.clone()) {
-                (true, Some(profile)) => {
-                    let emulator = Emulator::new(profile, options.threads);
-                    Decider::open(DecisionBundle::open(path)?, Box::new(emulator))
+            let opened = |problem: anyhow::Error| anemone_decide::Error::Load {
+                model: name.to_owned(),
+                problem: format!("{problem:#}"),
+            };
+            let mut decider = match (DecisionBundle::is_at(path), runs.packages()) {
+                (true, Some(packages)) => {
+                    packages.open(DecisionBundle::open(path)?, options.threads).map_err(opened)?
                 }
-                (true, None) => Decider::load(&DecisionBundle::open(path)?.verified_checkpoint()?, options),
-                (false, _) => Decider::load(&DecisionCheckpoint::open(path)?, options),
-            }?;
+                (true, None) => runs.native(&DecisionBundle::open(path)?, options).map_err(opened)?,
+                (false, _) => Decider::load(&DecisionCheckpoint::open(path)?, options)?,
+            };
             if pack {
                 decider.pack()?;
             }
@@ -198,10 +201,14 @@ fn options(args: &Args) -> LayaOptions {
     LayaOptions { threads: args.threads.unwrap_or_else(crate::machine::threads), reduced: args.bf16 }
 }
 
-fn decider(args: &Args, place: Option<&String>, shell: &Shell) -> Result<Decider> {
+fn decider(args: &Args, runs: &Runs, place: Option<&String>, shell: &Shell) -> Result<Decider> {
     let place = ModelArgs { model: place.map(PathBuf::from), ..args.hub.to_model() };
-    let mut decider = if let Some(profile) = emulated::profile(args)? {
-        emulated::open(emulated::bundle(place.model.as_deref())?, profile, options(args).threads)?
+    let own = place.model.as_deref().filter(|path| DecisionBundle::is_at(path));
+    let mut decider = if let Some(packages) = runs.packages() {
+        packages.open(packages.bundle(place.model.as_deref())?, options(args).threads)?
+    } else if let (Runs::Swap(..), Some(path)) = (runs, own) {
+        let label = || format!("--model {}", path.display());
+        runs.native(&DecisionBundle::open(path).with_context(label)?, options(args)).with_context(label)?
     } else {
         let checkpoint = model::open_decision(&place, shell)?;
         Decider::load(&checkpoint, options(args)).with_context(|| checkpoint.name().to_owned())?

@@ -11,6 +11,7 @@ use anyhow::{Context, Error, Result, anyhow, bail, ensure};
 use super::Args;
 use super::input::Asked;
 use super::models::Models;
+use super::runs::Runs;
 use crate::cli::Shell;
 use crate::interrupt::{self, Guard};
 use crate::{files, output};
@@ -27,6 +28,7 @@ pub(super) fn run(
     input: &Path,
     asked: Option<&Asked>,
     request: &Request,
+    runs: &Runs,
     shell: &Shell,
 ) -> Result<ExitCode> {
     let label = format!("--input {}", input.display());
@@ -54,7 +56,7 @@ pub(super) fn run(
     let answers = Answers::new(reader.schema(), &asked.questions, request.gate.is_some(), routed)
         .with_context(|| label.clone())?;
     // Faults of the table are told before a model is loaded.
-    let mut models = Models::load(args, shell)?;
+    let mut models = Models::load(args, runs, shell)?;
     models.tell_cuts(&asked.questions, request, shell)?;
     interrupt::install()?;
     let _guard = Guard::new();

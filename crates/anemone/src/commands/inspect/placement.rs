@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use anemone_ane::placement::{Chip, Confidence, Finding, Placement, predict};
+use anemone_ane::placement::{Chip, Confidence, Finding, Placement, Segment, predict};
 use anemone_bundle::{Bundle, DecisionBundle};
 use anemone_mil::read_package;
 use anyhow::{Context, Result, bail};
@@ -12,7 +12,9 @@ use serde_json::{Value, json};
 use super::packages::is_package;
 use crate::output;
 
-/// Findings of a function that are shown; `--json` has all.
+/// Where the costs come from.
+const PLANNER: &str = "published for an M4 on macOS 27 and taken for every chip";
+/// Segments and findings of a function that are shown; `--json` has all.
 const SHOWN: usize = 8;
 
 /// Predicts every function of what lies at `path` on a chip.
@@ -29,12 +31,22 @@ pub(super) fn show(path: Option<&Path>, chip: &str, as_json: bool) -> Result<()>
     if as_json {
         let functions: Vec<Value> =
             predicted.iter().map(|(package, placement)| report(package, placement)).collect();
-        return output::json(&json!({"chip": chip.name, "functions": functions}));
+        return output::json(&json!({
+            "chip": chip.name,
+            "axis": {"longest": chip.axis, "confidence": if chip.axis_is_seen { "high" } else { "inferred" }},
+            "planned_by": PLANNER,
+            "functions": functions,
+        }));
     }
     let mut text = format!(
-        "as published for {}: nothing here was measured, and the compute plan on the machine itself has the last word\n",
+        "as published for {}: nothing here was measured, and the compute plan on the machine itself has the last word\n\
+         times are the planner's own estimates, {PLANNER}; they say what is placed where, not how fast it runs\n",
         chip.name
     );
+    if !chip.axis_is_seen {
+        let _ =
+            writeln!(text, "that {} takes axes up to {} is inferred from another chip", chip.name, chip.axis);
+    }
     for (package, placement) in &predicted {
         describe(&mut text, package, placement);
     }
@@ -59,7 +71,8 @@ fn packages(path: Option<&Path>) -> Result<Vec<PathBuf>> {
 }
 
 fn confidence(finding: &Finding) -> &'static str {
-    match finding.rule.confidence() {
+    match finding.confidence {
+        Confidence::Inferred => "inferred",
         Confidence::High => "high",
         Confidence::Medium => "medium",
         Confidence::Low => "low",
@@ -77,11 +90,14 @@ fn report(package: &str, placement: &Placement) -> Value {
             "source": finding.rule.source(),
         })
     };
+    let segment = |s: &Segment| json!({"neural_engine": s.neural_engine, "ops": s.ops, "planned_ms": s.ms});
     json!({
         "package": package,
         "function": placement.function,
         "ops": placement.ops,
-        "segments": placement.segments.iter().map(|s| json!({"neural_engine": s.neural_engine, "ops": s.ops})).collect::<Vec<_>>(),
+        "segments": placement.segments.iter().map(segment).collect::<Vec<_>>(),
+        "planned_ms": placement.planned_ms,
+        "planned_ms_on_cpu": placement.cpu_ms,
         "away": placement.away.iter().map(finding).collect::<Vec<_>>(),
         "warnings": placement.warnings.iter().map(finding).collect::<Vec<_>>(),
         "weight_read_ms": placement.read_ms,
@@ -89,16 +105,29 @@ fn report(package: &str, placement: &Placement) -> Value {
 }
 
 fn describe(text: &mut String, package: &str, placement: &Placement) {
-    let away = placement.away.len();
-    let on = placement.segments.iter().filter(|segment| segment.neural_engine).count();
+    let on: usize =
+        placement.segments.iter().filter(|segment| segment.neural_engine).map(|segment| segment.ops).sum();
     let _ = writeln!(
         text,
-        "\n{package} {}: {} of {} operations on the Neural Engine, in {on} segments; weights read in {:.2} ms at least",
+        "\n{package} {}: {on} of {} operations on the Neural Engine, {} in all in {:.3} ms ({:.3} ms on the CPU alone); weights read in {:.2} ms at least",
         placement.function,
-        placement.ops - away,
         placement.ops,
+        if placement.segments.len() == 1 {
+            "1 segment".to_owned()
+        } else {
+            format!("{} segments", placement.segments.len())
+        },
+        placement.planned_ms,
+        placement.cpu_ms,
         placement.read_ms
     );
+    for segment in placement.segments.iter().take(SHOWN) {
+        let place = if segment.neural_engine { "ane" } else { "cpu" };
+        let _ = writeln!(text, "  segment {place}  {} operations, {:.3} ms", segment.ops, segment.ms);
+    }
+    if placement.segments.len() > SHOWN {
+        let _ = writeln!(text, "  and {} more segments; --json has all", placement.segments.len() - SHOWN);
+    }
     let all =
         placement.away.iter().map(|f| ("leaves", f)).chain(placement.warnings.iter().map(|f| ("beware", f)));
     for (what, finding) in all.clone().take(SHOWN) {

@@ -5,7 +5,6 @@ use anemone_bundle::DecisionBundle;
 use anemone_checkpoint::{DecisionCheckpoint, Weights, is_hub_id};
 use anemone_cpu::{LayaOptions, state_bytes};
 use anemone_decide::{Decider, Error, Router, Routes};
-use anemone_emulator::{Emulator, Profile};
 use anemone_server::{Language, LanguageModel, LanguageSource, Launch};
 use anemone_session::{BatchOptions, Engine as _, GenerateOptions, Together as _};
 use anyhow::{Context, Result, bail, ensure};
@@ -14,7 +13,7 @@ use super::memory::Needs;
 use super::{Args, direct};
 use crate::args::{EngineArgs, EngineName, ModelArgs, SpeculationArgs};
 use crate::cli::Shell;
-use crate::commands::decide::emulated;
+use crate::commands::decide::runs::{Packages, Runs};
 use crate::model::Loaded;
 use crate::prefix::PrefixArgs;
 use crate::{demo, generation, model, output};
@@ -22,7 +21,10 @@ use crate::{demo, generation, model, output};
 /// A model that is not loaded yet.
 enum Source {
     Native(ModelArgs, Shell),
-    Emulated(DecisionBundle, Profile),
+    /// A bundle's package.
+    Packages(DecisionBundle, Packages),
+    /// A bundle's weights until Core ML has loaded its package.
+    Swap(DecisionBundle, Runs),
 }
 
 /// The models of the command line by kind: decision models for one router, and language models.
@@ -37,7 +39,7 @@ impl Named {
         let mut named = Self { decisions: Vec::new(), languages: Vec::new() };
         if args.model.is_empty() {
             named.decisions.push((demo::decision::NAME.to_owned(), None));
-            if args.profile.is_none() && args.engine != EngineName::Emulator {
+            if args.profile.is_none() && !matches!(args.engine, EngineName::Emulator | EngineName::Coreml) {
                 named.languages.push((demo::NAME.to_owned(), None));
             }
             return Ok(named);
@@ -181,7 +183,7 @@ pub(super) fn open(
     named: &Named,
     args: &Args,
     options: LayaOptions,
-    profile: Option<&Profile>,
+    runs: &Runs,
     shell: &Shell,
 ) -> Result<Opened> {
     let mut routes = Routes::empty();
@@ -198,11 +200,17 @@ pub(super) fn open(
         let source =
             ModelArgs { model: place.as_ref().map(PathBuf::from), offline: args.offline, revision: None };
         let canonical = routes.find(name)?.0.clone();
-        let (source, bytes) = if let Some(profile) = profile {
-            let bundle = emulated::bundle(source.model.as_deref())?;
-            let weights = bundle.package().join("Data/com.apple.CoreML/weights/weight.bin");
-            let bytes = std::fs::metadata(weights).map_or(0, |file| file.len());
-            (Source::Emulated(bundle, profile.clone()), bytes)
+        let own = source.model.as_deref().filter(|path| DecisionBundle::is_at(path));
+        let (source, bytes) = if let Some(packages) = runs.packages() {
+            let bundle = packages.bundle(source.model.as_deref())?;
+            let bytes = package_bytes(&bundle);
+            (Source::Packages(bundle, packages.clone()), bytes)
+        } else if let (Runs::Swap(..), Some(path)) = (runs, own) {
+            let bundle = DecisionBundle::open(path).with_context(label)?;
+            // The native engine's weights and those of the package.
+            let bytes =
+                weight_bytes(&*model::open_decision(&source, shell)?.weights()) + package_bytes(&bundle);
+            (Source::Swap(bundle, runs.clone()), bytes)
         } else {
             let bytes = weight_bytes(&*model::open_decision(&source, shell)?.weights());
             (Source::Native(source, shell.clone()), bytes)
@@ -222,17 +230,16 @@ pub(super) fn open(
             model: name.to_owned(),
             choices: "those of the command line".to_owned(),
         })?;
+        let failed =
+            |error: anyhow::Error| Error::Load { model: name.to_owned(), problem: format!("{error:#}") };
         let decider = match source {
             Source::Native(source, shell) => {
-                let load = |error: anyhow::Error| Error::Load {
-                    model: name.to_owned(),
-                    problem: format!("{error:#}"),
-                };
-                Decider::load(&model::open_decision(source, shell).map_err(load)?, options)?
+                Decider::load(&model::open_decision(source, shell).map_err(failed)?, options)?
             }
-            Source::Emulated(bundle, profile) => {
-                Decider::open(bundle.clone(), Box::new(Emulator::new(profile.clone(), options.threads)))?
+            Source::Packages(bundle, packages) => {
+                packages.open(bundle.clone(), options.threads).map_err(failed)?
             }
+            Source::Swap(bundle, runs) => runs.native(bundle, options).map_err(failed)?,
         };
         if options.reduced && !decider.engine().has_reduced_products() && !noted {
             output::note("this processor has no bf16 products; f32 is used");
@@ -241,6 +248,11 @@ pub(super) fn open(
         Ok(decider)
     };
     Ok((Router::new(routes, names.len().max(1), load)?, sizes))
+}
+
+fn package_bytes(bundle: &DecisionBundle) -> u64 {
+    let weights = bundle.package().join("Data/com.apple.CoreML/weights/weight.bin");
+    std::fs::metadata(weights).map_or(0, |file| file.len())
 }
 
 fn weight_bytes(weights: &dyn Weights) -> u64 {
