@@ -10,7 +10,9 @@ use serde_json::json;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [from, to] = &arguments[..] else { return Err("usage: expand_gguf FILE.gguf OUT.safetensors".into()) };
+    let [from, to] = &arguments[..] else {
+        return Err("usage: expand_gguf FILE.gguf OUT.safetensors".into());
+    };
     let file = GgufFile::open(Path::new(from))?;
     let (mut header, mut data) = (BTreeMap::new(), Vec::new());
     for tensor in file.tensors() {
@@ -31,7 +33,7 @@ fn elements(tensor: &GgufTensor) -> Result<Vec<f32>, Box<dyn std::error::Error>>
     let cols = tensor.shape.last().copied().unwrap_or(1);
     match tensor.kind {
         TensorType::Plain(dtype) => {
-            Ok(Tensor::new(dtype, tensor.shape.as_slice(), tensor.bytes.clone())?.to_f32()?.to_vec())
+            Ok(Tensor::new(dtype, tensor.shape.as_slice(), tensor.bytes.clone())?.to_f32()?)
         }
         TensorType::Blocks(format) => {
             let rows = tensor.shape.iter().product::<usize>() / cols;

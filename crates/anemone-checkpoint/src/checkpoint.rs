@@ -59,11 +59,11 @@ impl Checkpoint {
     fn read_gguf(path: &Path) -> Result<Self, Error> {
         let mapped = fs::File::open(path).and_then(|file| Bytes::map(&file));
         let bytes = mapped.map_err(|source| Error::Io { action: "map", path: path.to_owned(), source })?;
-        Ok(Self { gguf: Some(path.to_owned()), ..Self::from_gguf(&path.display().to_string(), bytes)? })
+        Ok(Self { gguf: Some(path.to_owned()), ..Self::from_gguf(&path.display().to_string(), &bytes)? })
     }
 
     /// A GGUF file in memory, which messages call `label`.
-    pub fn from_gguf(label: &str, bytes: Bytes) -> Result<Self, Error> {
+    pub fn from_gguf(label: &str, bytes: &Bytes) -> Result<Self, Error> {
         let size = bytes.len() as u64;
         let gguf::Snapshot { files, weights } = gguf::snapshot(label, bytes)?;
         let path = Path::new(label);
@@ -243,7 +243,9 @@ pub(crate) fn locate(path: &Path) -> Result<(PathBuf, Option<String>), Error> {
         _ if file == CONFIG || file == INDEX || file == SINGLE => Ok((parent.to_owned(), None)),
         "safetensors" if file.contains("-of-") => Ok((parent.to_owned(), None)),
         "safetensors" => Ok((parent.to_owned(), Some(file.to_owned()))),
-        "gguf" => unsupported("a GGUF file, which only language models have here", "pass a snapshot directory"),
+        "gguf" => {
+            unsupported("a GGUF file, which only language models have here", "pass a snapshot directory")
+        }
         "bin" | "pt" | "pth" => {
             unsupported("PyTorch pickles are not supported", "convert the checkpoint to safetensors")
         }

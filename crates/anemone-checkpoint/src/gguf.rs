@@ -30,7 +30,7 @@ pub(crate) struct Snapshot {
 }
 
 /// Reads a GGUF file of a supported architecture.
-pub(crate) fn snapshot(label: &str, bytes: Bytes) -> Result<Snapshot, Error> {
+pub(crate) fn snapshot(label: &str, bytes: &Bytes) -> Result<Snapshot, Error> {
     read(GgufFile::parse(label, bytes)?)
 }
 
@@ -39,7 +39,10 @@ fn read(file: GgufFile) -> Result<Snapshot, Error> {
     if let Some(parts) = metadata.count("split.count")?
         && parts > 1
     {
-        return Err(metadata.wrong("split.count", format!("is {parts}: the file is a part of a model; merge the parts into one file first")));
+        return Err(metadata.wrong(
+            "split.count",
+            format!("is {parts}: the file is a part of a model; merge the parts into one file first"),
+        ));
     }
     let names = names::map(&file)?;
     let config = config::read(&file, &names)?;

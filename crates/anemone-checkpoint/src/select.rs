@@ -102,10 +102,9 @@ fn alone(names: &[String], indexed: Option<&[String]>) -> Selection {
                 "convert the PyTorch files to safetensors, or download the safetensors files",
             )
         }
-        [] if !with(".gguf").is_empty() => Selection::Nothing(
-            present(),
-            "pass one of the GGUF files itself as the model",
-        ),
+        [] if !with(".gguf").is_empty() => {
+            Selection::Nothing(present(), "pass one of the GGUF files itself as the model")
+        }
         [] => Selection::Nothing(
             present(),
             "download `model.safetensors` or all of its shards into this directory",

@@ -49,10 +49,7 @@ pub(crate) fn impostor(bytes: &[u8]) -> Option<(&'static str, &'static str)> {
         return Some(("a hub's refusal saved in place of the file", DOWNLOAD));
     }
     if head.starts_with(b"GGUF") {
-        return Some((
-            "a GGUF file",
-            "pass this file itself as the model",
-        ));
+        return Some(("a GGUF file", "pass this file itself as the model"));
     }
     if head.starts_with(b"PK\x03\x04") {
         return Some((

@@ -77,7 +77,9 @@ impl Model {
             self.matrices().into_iter().chain(self.embedding_matrix()).filter(|m| m.is_coded()).collect();
         let lengths: Vec<usize> = coded.iter().flat_map(|m| m.lengths()).collect();
         let mut arena = Arena::reserve(&lengths).map_err(Error::Pack)?;
-        coded.into_iter().for_each(|matrix| matrix.move_to(&mut arena, false));
+        for matrix in coded {
+            matrix.move_to(&mut arena, false);
+        }
         Ok(())
     }
 

@@ -197,13 +197,7 @@ impl Panel<'_> {
 }
 
 /// Computes the panels of rows `start..end`, `start` being a multiple of [`ROWS`], of `out [tokens, rows]`.
-pub(crate) fn run(
-    level: Level,
-    weight: &Coded,
-    x: &Rounded,
-    (start, end): (usize, usize),
-    out: Shared<f32>,
-) {
+pub(crate) fn run(level: Level, weight: &Coded, x: &Rounded, (start, end): (usize, usize), out: Shared<f32>) {
     let layout = &weight.layout;
     assert_eq!(x.cols(), layout.cols, "input width");
     for first in (start..end).step_by(ROWS) {
@@ -241,18 +235,54 @@ unsafe fn dispatch(level: Level, panel: &Panel<'_>, group: &Group<'_>) {
 macro_rules! with_tokens {
     ($n:expr, $T:ident => $call:expr) => {
         match $n {
-            1 => { const $T: usize = 1; $call }
-            2 => { const $T: usize = 2; $call }
-            3 => { const $T: usize = 3; $call }
-            4 => { const $T: usize = 4; $call }
-            5 => { const $T: usize = 5; $call }
-            6 => { const $T: usize = 6; $call }
-            7 => { const $T: usize = 7; $call }
-            8 => { const $T: usize = 8; $call }
-            9 => { const $T: usize = 9; $call }
-            10 => { const $T: usize = 10; $call }
-            11 => { const $T: usize = 11; $call }
-            _ => { const $T: usize = MOST; $call }
+            1 => {
+                const $T: usize = 1;
+                $call
+            }
+            2 => {
+                const $T: usize = 2;
+                $call
+            }
+            3 => {
+                const $T: usize = 3;
+                $call
+            }
+            4 => {
+                const $T: usize = 4;
+                $call
+            }
+            5 => {
+                const $T: usize = 5;
+                $call
+            }
+            6 => {
+                const $T: usize = 6;
+                $call
+            }
+            7 => {
+                const $T: usize = 7;
+                $call
+            }
+            8 => {
+                const $T: usize = 8;
+                $call
+            }
+            9 => {
+                const $T: usize = 9;
+                $call
+            }
+            10 => {
+                const $T: usize = 10;
+                $call
+            }
+            11 => {
+                const $T: usize = 11;
+                $call
+            }
+            _ => {
+                const $T: usize = MOST;
+                $call
+            }
         }
     };
 }

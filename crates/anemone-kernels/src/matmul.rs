@@ -160,9 +160,8 @@ pub enum Input<'a> {
 impl Input<'_> {
     pub(crate) fn len(&self) -> usize {
         match self {
-            Self::F32(x) => x.len(),
+            Self::F32(x) | Self::Rounded(x, _) => x.len(),
             Self::Bf16(x) => x.len(),
-            Self::Rounded(x, _) => x.len(),
         }
     }
 }

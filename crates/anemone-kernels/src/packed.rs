@@ -92,9 +92,11 @@ pub fn matmul_packed(context: &Context, x: Input<'_>, tokens: usize, product: Pa
         "order of the panels' rows"
     );
     match x {
-        Input::F32(x) | Input::Rounded(x, _) => run(context, weight, bias, tokens, Place::wide(then), &|level, task| {
-            dispatch!(level, widened::<I>(task: &Task<'_, f32>, x: &[f32]));
-        }),
+        Input::F32(x) | Input::Rounded(x, _) => {
+            run(context, weight, bias, tokens, Place::wide(then), &|level, task| {
+                dispatch!(level, widened::<I>(task: &Task<'_, f32>, x: &[f32]));
+            });
+        }
         Input::Bf16(x) => run(context, weight, bias, tokens, Place::paired(then), &|level, task| {
             dispatch_pairs!(level, paired::<M>(task: &Task<'_, bf16>, x: &[bf16]));
         }),

@@ -3,6 +3,7 @@
 use anemone_decide::{
     Decider, Error, Hints, Kind, Question, Request, Router, Tournament, Value, jev_confidence,
 };
+use std::fmt::Write as _;
 
 /// A checked request about any states.
 #[derive(Debug)]
@@ -36,7 +37,7 @@ impl Ask {
     fn explained(&self, mut result: Value) -> Value {
         let reason = result.get_mut("routing").and_then(|routing| routing.get_mut("reason"));
         if let (Some(name), Some(Value::Text(reason))) = (&self.unknown, reason) {
-            *reason += &format!("; there is no model {} here", Value::text(name).quoted());
+            let _ = write!(reason, "; there is no model {} here", Value::text(name).quoted());
         }
         result
     }

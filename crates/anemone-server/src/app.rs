@@ -1,3 +1,4 @@
+use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -328,7 +329,7 @@ impl App {
         let mut detail = "no model of this server can answer".to_owned();
         if self.knows(headers) {
             for (name, problem) in residency.broken() {
-                detail += &format!("; '{name}': {problem}");
+                let _ = write!(detail, "; '{name}': {problem}");
             }
         }
         detail += "; a model is tried again when a request asks for it";

@@ -182,10 +182,10 @@ impl BlockFormat {
 /// Multiples of scale and minimum for 32 elements of 256, from 12 bytes.
 pub fn six_bits(packed: &[u8], part: usize) -> (u8, u8) {
     if part < 4 {
-        return (packed[part] & 63, packed[part + 4] & 63);
+        return (packed[part] & 0x3f, packed[part + 4] & 0x3f);
     }
     let shared = packed[part + 4];
-    ((shared & 15) | (packed[part - 4] >> 2 & 48), (shared >> 4) | (packed[part] >> 2 & 48))
+    ((shared & 0xf) | (packed[part - 4] >> 2 & 0x30), (shared >> 4) | (packed[part] >> 2 & 0x30))
 }
 
 impl std::fmt::Display for BlockFormat {
@@ -196,11 +196,7 @@ impl std::fmt::Display for BlockFormat {
 
 impl Blocks {
     /// Takes the bytes of `rows` rows one after the other.
-    pub fn new(
-        format: BlockFormat,
-        (rows, cols): (usize, usize),
-        bytes: Bytes,
-    ) -> Result<Self, BlockError> {
+    pub fn new(format: BlockFormat, (rows, cols): (usize, usize), bytes: Bytes) -> Result<Self, BlockError> {
         if rows == 0 || cols == 0 || rows.checked_mul(cols).is_none_or(|n| n > usize::MAX >> 4) {
             return Err(BlockError::Size(rows, cols));
         }

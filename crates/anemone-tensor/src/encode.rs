@@ -54,7 +54,8 @@ fn around(block: &[f32; BLOCK], middle: u8, out: &mut Vec<u8>) {
 
 /// Codes up to `most` above the smallest element.
 fn above(block: &[f32; BLOCK], most: u8, out: &mut Vec<u8>) {
-    let (low, high) = block.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(l, h), v| (l.min(*v), h.max(*v)));
+    let (low, high) =
+        block.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(l, h), v| (l.min(*v), h.max(*v)));
     let d = (high - low) / f32::from(most);
     let id = inverse(d);
     let codes = block.map(|v| ((v - low) * id + 0.5).clamp(0.0, f32::from(most)) as u8);

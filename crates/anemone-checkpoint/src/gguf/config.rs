@@ -108,7 +108,11 @@ impl Keys {
     /// Base of a rotation.
     fn theta(&self, key: &str, default: f64) -> Result<f64, Error> {
         let theta = self.number(key)?.unwrap_or(default);
-        if theta > 0.0 { Ok(theta) } else { Err(self.wrong(key, format!("is {theta}, expected more than 0"))) }
+        if theta > 0.0 {
+            Ok(theta)
+        } else {
+            Err(self.wrong(key, format!("is {theta}, expected more than 0")))
+        }
     }
 }
 
@@ -139,7 +143,9 @@ fn kinds(keys: &Keys, names: &Names, layers: usize) -> Result<Vec<&'static str>,
             (true, false) => Ok("full_attention"),
             (false, _) if has("conv.in_proj") => Ok("conv"),
             (false, _) => {
-                let problem = format!("is {layers}, and of layer {i} neither `attn_q` nor `shortconv.in_proj` is there");
+                let problem = format!(
+                    "is {layers}, and of layer {i} neither `attn_q` nor `shortconv.in_proj` is there"
+                );
                 Err(keys.wrong("block_count", problem))
             }
         }
@@ -180,12 +186,7 @@ fn experts(keys: &Keys, names: &Names, set: &mut impl FnMut(&str, Value)) -> Res
     Ok(())
 }
 
-fn lfm3(
-    file: &GgufFile,
-    keys: &Keys,
-    names: &Names,
-    set: &mut impl FnMut(&str, Value),
-) -> Result<(), Error> {
+fn lfm3(file: &GgufFile, keys: &Keys, names: &Names, set: &mut impl FnMut(&str, Value)) -> Result<(), Error> {
     let has = |suffix: &str| names.sources.keys().any(|n| n.ends_with(suffix));
     set("attention_bias", json!(has("q_proj.bias")));
     set("use_attention_gate", json!(has("gate_proj.weight")));
@@ -222,7 +223,9 @@ fn turning(file: &GgufFile) -> Result<Option<f64>, Error> {
     let factors: Vec<f32> = tensor.bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
     let turn = factors.iter().take_while(|f| **f == 1.0).count();
     if factors[turn..].iter().any(|f| *f < STILL || f.is_nan()) {
-        return Err(wrong("scales frequencies; only factors of 1, then ones that stop the rest, are supported"));
+        return Err(wrong(
+            "scales frequencies; only factors of 1, then ones that stop the rest, are supported",
+        ));
     }
     Ok(Some(turn as f64 / factors.len() as f64))
 }

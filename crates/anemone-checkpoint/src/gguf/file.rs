@@ -83,14 +83,26 @@ impl TensorType {
         }
     }
 
-    /// Bytes of rows of `cols` elements, `None` when they are no whole blocks; `Some(None)` when the type is not carried.
-    pub(super) fn bytes(self, cols: usize, rows: usize) -> Option<Option<usize>> {
-        match self {
-            Self::Plain(dtype) => cols.checked_mul(rows)?.checked_mul(dtype.size()).map(Some),
-            Self::Blocks(format) => format.row_bytes(cols)?.checked_mul(rows).map(Some),
-            Self::Other(_) => Some(None),
-        }
+    /// What rows of `cols` elements take.
+    pub(super) fn size(self, cols: usize, rows: usize) -> Size {
+        let row = match self {
+            Self::Plain(dtype) => cols.checked_mul(dtype.size()),
+            Self::Blocks(format) => format.row_bytes(cols),
+            Self::Other(_) => return Size::Unknown,
+        };
+        row.and_then(|row| row.checked_mul(rows)).map_or(Size::Impossible, Size::Bytes)
     }
+}
+
+/// What a tensor takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Size {
+    /// So many bytes.
+    Bytes(usize),
+    /// The type is not carried.
+    Unknown,
+    /// Rows are no whole blocks, or there are more bytes than memory could hold.
+    Impossible,
 }
 
 /// A tensor of a file.
@@ -118,14 +130,13 @@ impl GgufFile {
     /// Maps and parses a file. It must not be changed while in use.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let mapped = File::open(path).and_then(|file| Bytes::map(&file));
-        let bytes =
-            mapped.map_err(|source| Error::Io { action: "map", path: path.to_owned(), source })?;
-        Self::parse(&path.display().to_string(), bytes)
+        let bytes = mapped.map_err(|source| Error::Io { action: "map", path: path.to_owned(), source })?;
+        Self::parse(&path.display().to_string(), &bytes)
     }
 
     /// Parses the bytes of a file that messages call `label`.
-    pub fn parse(label: &str, bytes: Bytes) -> Result<Self, Error> {
-        let mut at = Cursor { label, bytes: &bytes, at: 0 };
+    pub fn parse(label: &str, bytes: &Bytes) -> Result<Self, Error> {
+        let mut at = Cursor { label, bytes, at: 0 };
         let version = at.header()?;
         if version == 1 {
             let remedy = "convert the model again, with a converter of 2023-10 or later";
@@ -260,7 +271,11 @@ impl Cursor<'_> {
         let end = self.at.checked_add(len).filter(|end| *end <= self.bytes.len());
         let Some(end) = end else {
             let left = self.bytes.len() - self.at;
-            return Err(self.error(self.at, format!("{what} of {len} bytes where {left} are left,"), DAMAGED));
+            return Err(self.error(
+                self.at,
+                format!("{what} of {len} bytes where {left} are left,"),
+                DAMAGED,
+            ));
         };
         let taken = &self.bytes[self.at..end];
         self.at = end;
@@ -331,8 +346,9 @@ impl Cursor<'_> {
     fn kind(&mut self, key: &str) -> Result<Kind, Error> {
         let start = self.at;
         let id = self.u32("a value's type")?;
-        Kind::of(id)
-            .ok_or_else(|| self.error(start, format!("key {} has a value of type {id},", quote(key)), DAMAGED))
+        Kind::of(id).ok_or_else(|| {
+            self.error(start, format!("key {} has a value of type {id},", quote(key)), DAMAGED)
+        })
     }
 
     /// Passes the value of a key.
@@ -395,11 +411,14 @@ impl Cursor<'_> {
         let offset = self.u64("a tensor's offset")?;
         let cols = shape[0];
         let rows = shape[1..].iter().try_fold(1usize, |n, dim| n.checked_mul(*dim));
-        let len = rows.filter(|rows| *rows > 0 && cols > 0).and_then(|rows| kind.bytes(cols, rows));
-        let Some(len) = len else {
-            let problem = format!("tensor {} of {} has impossible dimensions {shape:?}", quote(&name), kind.name());
+        let rows = rows.filter(|rows| *rows > 0 && cols > 0);
+        let size = rows.map_or(Size::Impossible, |rows| kind.size(cols, rows));
+        if size == Size::Impossible {
+            let problem =
+                format!("tensor {} of {} has impossible dimensions {shape:?}", quote(&name), kind.name());
             return Err(self.error(entry, problem, DAMAGED));
-        };
+        }
+        let len = if let Size::Bytes(len) = size { Some(len) } else { None };
         shape.reverse();
         Ok(Info { name, entry, kind, shape, offset, len })
     }

@@ -92,19 +92,24 @@ pub(super) fn map(file: &GgufFile) -> Result<Names, Error> {
         };
         let at = |part: &str| format!("model.layers.{layer}.{part}");
         if let Some(expert) = expert_part(rest) {
-            let (&[count, rows, cols], true) = (&shape[..], shape.first().is_some_and(|n| *n <= MOST_EXPERTS))
+            let (&[count, rows, cols], true) =
+                (&shape[..], shape.first().is_some_and(|n| *n <= MOST_EXPERTS))
             else {
                 return Err(Error::GgufTensor {
                     file: file.label().to_owned(),
                     tensor: name.to_owned(),
-                    problem: format!("has shape {shape:?}, expected [experts (at most {MOST_EXPERTS}), rows, columns]"),
+                    problem: format!(
+                        "has shape {shape:?}, expected [experts (at most {MOST_EXPERTS}), rows, columns]"
+                    ),
                 });
             };
             if sources.len() + count > MOST_WEIGHTS {
                 return Err(Error::GgufTensor {
                     file: file.label().to_owned(),
                     tensor: name.to_owned(),
-                    problem: format!("makes more than {MOST_WEIGHTS} weights, which no model has; download the file again"),
+                    problem: format!(
+                        "makes more than {MOST_WEIGHTS} weights, which no model has; download the file again"
+                    ),
                 });
             }
             for e in 0..count {

@@ -43,7 +43,7 @@ impl Build {
     }
 
     fn parse(self) -> Result<GgufFile, Error> {
-        GgufFile::parse("x.gguf", self.0.into())
+        GgufFile::parse("x.gguf", &self.0.into())
     }
 
     fn error(self) -> String {
@@ -54,12 +54,31 @@ impl Build {
 #[test]
 fn values_of_every_type_are_read() {
     let keys = Build::new(3, 0, 6)
-        .text("a").u32(0).raw(&[7])
-        .text("b").u32(5).raw(&(-3i32).to_le_bytes())
-        .text("c").u32(6).raw(&1.5f32.to_le_bytes())
-        .text("d").u32(7).raw(&[1])
-        .text("e").u32(9).u32(8).u64(2).text("x").text("yz")
-        .text("f").u32(9).u32(4).u64(3).u32(1).u32(0).u32(9);
+        .text("a")
+        .u32(0)
+        .raw(&[7])
+        .text("b")
+        .u32(5)
+        .raw(&(-3i32).to_le_bytes())
+        .text("c")
+        .u32(6)
+        .raw(&1.5f32.to_le_bytes())
+        .text("d")
+        .u32(7)
+        .raw(&[1])
+        .text("e")
+        .u32(9)
+        .u32(8)
+        .u64(2)
+        .text("x")
+        .text("yz")
+        .text("f")
+        .u32(9)
+        .u32(4)
+        .u64(3)
+        .u32(1)
+        .u32(0)
+        .u32(9);
     let metadata = keys.parse().unwrap().metadata();
     assert_eq!(metadata.get("a"), Some(MetadataValue::Int(7)));
     assert_eq!(metadata.get("b"), Some(MetadataValue::Int(-3)));
@@ -102,7 +121,10 @@ fn broken_files_are_refused_by_name() {
         (Build::new(3, 0, 1).u64(u64::MAX).error(), "key of 18446744073709551615 bytes where 0 are left"),
         (Build::new(3, 0, 1).u64(2).raw(&[0xff, 0xff]).error(), "key that is not UTF-8"),
         (Build::new(3, 0, 1).text("k").u32(13).error(), "key `k` has a value of type 13"),
-        (Build::new(3, 0, 1).text("k").u32(4).raw(&[1]).error(), "the value of `k` of 4 bytes where 1 are left"),
+        (
+            Build::new(3, 0, 1).text("k").u32(4).raw(&[1]).error(),
+            "the value of `k` of 4 bytes where 1 are left",
+        ),
         (Build::new(3, 0, 1).text("k").u32(8).u64(9).raw(b"abc").error(), "the value of `k` of 9 bytes"),
         (Build::new(3, 0, 1).text("k").u32(9).u32(4).u64(1 << 62).error(), "the values of `k`"),
         (Build::new(3, 0, 1).text("k").u32(9).u32(8).u64(u64::MAX).error(), "the values of `k` of 8 bytes"),
@@ -163,13 +185,16 @@ fn what_is_written_is_read_again() {
         ("f".to_owned(), GgufValue::Ints(vec![-1, 2])),
         ("g".to_owned(), GgufValue::Flags(vec![true, false])),
     ];
-    let kinds = [TensorType::Blocks(anemone_tensor::BlockFormat::Q4_0), TensorType::Plain(anemone_tensor::DType::F16)];
+    let kinds = [
+        TensorType::Blocks(anemone_tensor::BlockFormat::Q4_0),
+        TensorType::Plain(anemone_tensor::DType::F16),
+    ];
     let plan = |(i, kind): (usize, TensorType)| GgufPlan { name: format!("t{i}"), kind, shape: vec![3, 32] };
     let plans: Vec<GgufPlan> = kinds.into_iter().enumerate().map(plan).collect();
     let mut writer = GgufWriter::new(Vec::new(), &metadata, &plans).unwrap();
     writer.tensor(&[1; 54]).unwrap();
     writer.tensor(&[2; 192]).unwrap();
-    let file = GgufFile::parse("x.gguf", writer.finish().unwrap().into()).unwrap();
+    let file = GgufFile::parse("x.gguf", &writer.finish().unwrap().into()).unwrap();
     let read = file.metadata();
     assert_eq!((read.count("a").unwrap(), read.number("b").unwrap()), (Some(7), Some(0.5)));
     assert_eq!((read.flag("c").unwrap(), read.text("d").unwrap()), (Some(true), Some("word")));

@@ -39,7 +39,8 @@ pub(super) fn read(metadata: &Metadata) -> Result<Option<(Value, Value)>, Error>
     let tokens = metadata.texts(TOKENS)?.ok_or_else(|| metadata.wrong(TOKENS, "is missing"))?;
     let kinds = metadata.ints(TYPES)?.unwrap_or_else(|| vec![1; tokens.len()]);
     if kinds.len() != tokens.len() {
-        let problem = format!("has {} entries, expected one for each of {} tokens", kinds.len(), tokens.len());
+        let problem =
+            format!("has {} entries, expected one for each of {} tokens", kinds.len(), tokens.len());
         return Err(metadata.wrong(TYPES, problem));
     }
     let mut vocab = Map::new();
@@ -49,21 +50,25 @@ pub(super) fn read(metadata: &Metadata) -> Result<Option<(Value, Value)>, Error>
             continue;
         }
         if vocab.insert((*token).to_owned(), json!(id)).is_some() {
-            return Err(metadata.wrong(TOKENS, format!("holds {} twice, the second time as {id}", quote(token))));
+            return Err(
+                metadata.wrong(TOKENS, format!("holds {} twice, the second time as {id}", quote(token)))
+            );
         }
         let special = matches!(*kind, kind::CONTROL | kind::UNKNOWN);
         if special || *kind == kind::USER {
-            added.push(json!({"id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false,
-                "normalized": false, "special": special}));
+            added.push(
+                json!({"id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": special}),
+            );
         }
     }
     let merges = merges(metadata, &vocab)?;
     let special = |name: &str| -> Result<Option<(usize, &str)>, Error> {
         let key = format!("tokenizer.ggml.{name}_token_id");
         let Some(id) = metadata.count(&key)? else { return Ok(None) };
-        let token = tokens.get(id).ok_or_else(|| {
-            metadata.wrong(&key, format!("is {id}, and there are {} tokens", tokens.len()))
-        })?;
+        let token = tokens
+            .get(id)
+            .ok_or_else(|| metadata.wrong(&key, format!("is {id}, and there are {} tokens", tokens.len())))?;
         Ok(Some((id, *token)))
     };
     let (bos, eos, pad) = (special("bos")?, special("eos")?, special("padding")?);

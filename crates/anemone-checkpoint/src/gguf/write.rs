@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use super::file::TensorType;
+use super::file::{Size, TensorType};
 
 /// Data of every tensor starts at a multiple of this.
 const ALIGNMENT: u64 = 32;
@@ -42,7 +42,10 @@ impl GgufPlan {
     /// Bytes of the tensor; `None` when its rows are no whole blocks or the type is not carried.
     pub fn len(&self) -> Option<usize> {
         let (cols, rows) = self.shape.split_last()?;
-        self.kind.bytes(*cols, rows.iter().product()).flatten()
+        match self.kind.size(*cols, rows.iter().product()) {
+            Size::Bytes(len) => Some(len),
+            Size::Unknown | Size::Impossible => None,
+        }
     }
 
     /// Whether the tensor has no bytes.
@@ -127,11 +130,13 @@ fn put(out: &mut Vec<u8>, value: &GgufValue) {
     match value {
         GgufValue::Texts(texts) => {
             array(8, texts.len());
-            texts.iter().for_each(|t| text(out, t));
+            for t in texts {
+                text(out, t);
+            }
         }
         GgufValue::Ints(ints) => {
             array(5, ints.len());
-            ints.iter().for_each(|n| out.extend(n.to_le_bytes()));
+            out.extend(ints.iter().flat_map(|n| n.to_le_bytes()));
         }
         GgufValue::Flags(flags) => {
             array(7, flags.len());

@@ -1,6 +1,12 @@
 //! Panels on AVX2: the rows of a panel are two vectors, and products of bytes go through 16 bits, where codes of at most 6 bits fit.
 
-use std::arch::x86_64::*;
+use std::arch::x86_64::{
+    __m256, __m256i, _mm_loadl_epi64, _mm_loadu_si128, _mm256_add_epi32, _mm256_and_si256, _mm256_cmpeq_epi8,
+    _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32, _mm256_cvtph_ps, _mm256_fmadd_ps,
+    _mm256_fnmadd_ps, _mm256_loadu_si256, _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_mul_ps,
+    _mm256_or_si256, _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps,
+    _mm256_setzero_ps, _mm256_setzero_si256, _mm256_slli_epi16, _mm256_srli_epi16, _mm256_storeu_ps,
+};
 
 use anemone_tensor::BlockFormat;
 

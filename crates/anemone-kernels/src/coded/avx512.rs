@@ -1,6 +1,13 @@
 //! Panels on AVX-512 with VNNI: a vector holds four columns of sixteen rows, an instruction multiplies them by four of a token.
 
-use std::arch::x86_64::*;
+use std::arch::x86_64::{
+    __m128i, __m512, __m512i, __mmask16, _MM_HINT_T0, _mm_cvtsi32_si128, _mm_loadu_si128, _mm_prefetch,
+    _mm256_loadu_si256, _mm512_and_si512, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32,
+    _mm512_cvtph_ps, _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_fnmadd_ps, _mm512_loadu_si512,
+    _mm512_mask_add_epi8, _mm512_mask_storeu_ps, _mm512_mul_ps, _mm512_set1_epi8, _mm512_set1_epi32,
+    _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512, _mm512_sll_epi32, _mm512_slli_epi16,
+    _mm512_srli_epi16, _mm512_ternarylogic_epi32, _mm512_test_epi8_mask,
+};
 
 use super::round::{MOST, Part};
 use super::{Group, Panel, ROWS, STEPS, SUPER, SUPER_BYTES, Scales, code_bytes, scales, with_tokens};

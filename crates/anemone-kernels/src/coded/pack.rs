@@ -2,7 +2,7 @@
 
 use anemone_tensor::{BLOCK, BlockFormat, Blocks, six_bits};
 
-use super::{Layout, ROWS, SUPER, SUPER_BYTES, Scales, STEP, code_bytes, scales};
+use super::{Layout, ROWS, STEP, SUPER, SUPER_BYTES, Scales, code_bytes, scales};
 
 /// Fills all panels, on all cores.
 pub(super) fn fill(blocks: &Blocks, layout: &Layout, out: &mut [u8]) {

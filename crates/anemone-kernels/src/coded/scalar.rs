@@ -3,7 +3,7 @@
 use anemone_tensor::BLOCK;
 use half::f16;
 
-use super::{Group, Layout, Panel, ROWS, SUPER, SUPER_BYTES, Scales, STEP, STEPS, code_bytes, scales};
+use super::{Group, Layout, Panel, ROWS, STEP, STEPS, SUPER, SUPER_BYTES, Scales, code_bytes, scales};
 
 /// Writes the elements of row `r` of a panel, as [`anemone_tensor::Blocks::expand_row`] does.
 pub(super) fn expand(panel: &[u8], layout: &Layout, r: usize, out: &mut [f32]) {
@@ -69,9 +69,7 @@ unsafe fn add(
     let halves = scales(panel.layout.format) == Scales::SuperHalf;
     for (r, out) in sums.iter_mut().enumerate() {
         let dot = |range: std::ops::Range<usize>, from: i32| {
-            range.fold(from * zero, |dot, k| {
-                dot + i32::from(codes[r][k]) * i32::from(x[k / STEP][k % STEP])
-            })
+            range.fold(from * zero, |dot, k| dot + i32::from(codes[r][k]) * i32::from(x[k / STEP][k % STEP]))
         };
         if halves {
             for (half, negated) in negated[..2].iter().enumerate() {
@@ -110,7 +108,8 @@ fn read(kind: Scales, bytes: &[u8], b: usize, rows: std::ops::Range<usize>) -> F
         }
         Scales::SuperHalf => {
             let (base, own) = super_block(b);
-            let scale = |i: usize| of(&|r| half(base, r) * f32::from(bytes[own + i * ROWS + r].cast_signed()));
+            let scale =
+                |i: usize| of(&|r| half(base, r) * f32::from(bytes[own + i * ROWS + r].cast_signed()));
             Factors { scales: [scale(0), scale(1)], mins: [0.0; ROWS] }
         }
     }

@@ -52,7 +52,12 @@ fn product(context: &Context, weight: &Coded, x: &[f32], tokens: usize) -> Vec<f
     rounded.fill(context, x, tokens);
     let mut out = vec![f32::NAN; tokens * weight.rows()];
     let weight = MatrixView::coded(weight).unwrap();
-    matmul(context, Input::Rounded(x, &rounded), tokens, &mut [Product { weight, bias: None, out: &mut out }]);
+    matmul(
+        context,
+        Input::Rounded(x, &rounded),
+        tokens,
+        &mut [Product { weight, bias: None, out: &mut out }],
+    );
     out
 }
 

@@ -23,8 +23,10 @@ use crate::{files, model, output};
 /// Matrices take the type named, norms, filters, routers and biases stay in F32. Tensors are written one after the other, so that
 /// memory does not grow with the model. A GGUF file as the model is coded anew from its elements: what was lost stays lost.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  anemone quantize --model ./lfm2-350m --type q8_0 --out lfm2-350m.gguf\n  \
-                        anemone run --model lfm2-350m.gguf --prompt \"once upon a time\"")]
+#[command(
+    after_help = "Example:\n  anemone quantize --model ./lfm2-350m --type q8_0 --out lfm2-350m.gguf\n  \
+                        anemone run --model lfm2-350m.gguf --prompt \"once upon a time\""
+)]
 pub(crate) struct Args {
     /// File to write
     #[arg(long, short = 'o', value_name = "FILE")]
@@ -32,7 +34,7 @@ pub(crate) struct Args {
     /// Type of matrices
     #[arg(long = "type", short = 'y', value_name = "TYPE", value_enum)]
     kind: Kind,
-    /// Type of the embedding and the head [default: the one of --type, but q8_0 for 4 and 5 bits]
+    /// Type of the embedding and the head [default: the one of --type, but 8 bits where it has fewer]
     #[arg(long, value_name = "TYPE", value_enum)]
     embedding: Option<Kind>,
     /// Print one JSON object
@@ -122,8 +124,10 @@ pub(crate) fn run(args: &Args, shell: &Shell) -> Result<ExitCode> {
         .map(|(plan, _)| plan.name.as_str())
         .collect();
     if args.json {
-        output::json(&json!({"file": args.out.display().to_string(), "tensors": plans.len(), "bytes": bytes,
-            "type": args.kind.stored().name(), "not_of_whole_blocks": kept}))?;
+        output::json(
+            &json!({"file": args.out.display().to_string(), "tensors": plans.len(), "bytes": bytes,
+            "type": args.kind.stored().name(), "not_of_whole_blocks": kept}),
+        )?;
     } else {
         output::data(&format!("{}: {} tensors, {bytes} bytes\n", args.out.display(), plans.len()))?;
     }
@@ -156,7 +160,11 @@ fn append(checkpoint: &Checkpoint, weight: &WeightRef, kind: TensorType, out: &m
         TensorType::Plain(dtype) if dtype == tensor.dtype() => out.extend_from_slice(tensor.bytes()),
         TensorType::Plain(DType::F16) => {
             let beyond = |b: anemone_tensor::BeyondFp16| {
-                anyhow::anyhow!("element {} is {}, which F16 cannot hold; use --type bf16 or f32", b.index, b.value)
+                anyhow::anyhow!(
+                    "element {} is {}, which F16 cannot hold; use --type bf16 or f32",
+                    b.index,
+                    b.value
+                )
             };
             append_fp16(tensor.bytes(), tensor.dtype(), 1.0, out).map_err(beyond)?;
         }

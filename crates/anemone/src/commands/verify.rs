@@ -328,7 +328,10 @@ fn facts(args: &Args, loaded: &Loaded, with_checkpoint: bool) -> Vec<(&'static s
         references.push(format!("{name} in exact f32"));
     }
     vec![
-        ("model", loaded.checkpoint.path().map_or_else(|| demo::NAME.to_owned(), |d| d.display().to_string())),
+        (
+            "model",
+            loaded.checkpoint.path().map_or_else(|| demo::NAME.to_owned(), |d| d.display().to_string()),
+        ),
         ("engine", loaded.engine.name().to_owned()),
         ("arithmetic", loaded.engine.arithmetic(&args.engine).to_owned()),
         ("reference", references.join(", ")),

@@ -29,14 +29,17 @@ fn a_file_in_f32_is_the_model_it_was_made_of() {
     assert_eq!(told(&["--model", &file]), told(&[]));
     let logits = |more: &[&str], out: &str| {
         let out = dir.path().join(out);
-        let tokens = ["forward", "-q", "--tokens", "1,416,440,272", "--exact", "--out", out.to_str().unwrap()];
+        let tokens =
+            ["forward", "-q", "--tokens", "1,416,440,272", "--exact", "--out", out.to_str().unwrap()];
         anemone(&[&tokens[..], more].concat()).ok();
         std::fs::read(out).unwrap()
     };
     assert_eq!(logits(&["--model", &file], "a"), logits(&[], "b"));
     // Tokenizer and template come from the file, too.
     let chat = |more: &[&str]| {
-        let said = anemone(&[&["run", "--chat", "--prompt", "tell me a story about a cat"][..], &ask, more].concat());
+        let said = anemone(
+            &[&["run", "--chat", "--prompt", "tell me a story about a cat"][..], &ask, more].concat(),
+        );
         said.json()["token_ids"].clone()
     };
     assert_eq!(chat(&["--model", &file]), chat(&[]));
@@ -53,7 +56,8 @@ fn fewer_bits_lose_little() {
     let whole = perplexity(text, &[]);
     for (kind, bound) in [("q8_0", 1.01), ("q5_1", 1.06), ("q4_0", 1.3)] {
         let file = quantized(dir.path(), kind);
-        let (fast, exact) = (perplexity(text, &["--model", &file]), perplexity(text, &["--model", &file, "--exact"]));
+        let (fast, exact) =
+            (perplexity(text, &["--model", &file]), perplexity(text, &["--model", &file, "--exact"]));
         assert!(exact < bound * whole, "{kind}: {exact} for {whole}");
         // Activations of 8 bits beside exact ones.
         assert!((fast / exact - 1.0).abs() < 0.01, "{kind}: {fast} for {exact}");
@@ -68,7 +72,8 @@ fn a_pass_of_many_tokens_has_the_bits_of_single_ones() {
         let out = dir.path().join(chunk);
         let tokens = "1,416,440,272,391,25,385,294,272,384,1368,7,9,11,13,15,17";
         let path = out.to_str().unwrap();
-        anemone(&["forward", "-q", "--model", &file, "--tokens", tokens, "--chunk", chunk, "--out", path]).ok();
+        anemone(&["forward", "-q", "--model", &file, "--tokens", tokens, "--chunk", chunk, "--out", path])
+            .ok();
         let bytes = std::fs::read(&out).unwrap();
         let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
         bytes[8 + header..].to_vec()
@@ -89,7 +94,8 @@ fn what_cannot_be_is_said() {
         .fails(1, &["--out", "this is the file that is read"]);
     let whole = std::fs::read(&file).unwrap();
     std::fs::write(at("cut.gguf"), &whole[..whole.len() / 2]).unwrap();
-    anemone(&["run", "--model", &at("cut.gguf")]).fails(1, &["cut.gguf", "reaches beyond", "download it again"]);
+    anemone(&["run", "--model", &at("cut.gguf")])
+        .fails(1, &["cut.gguf", "reaches beyond", "download it again"]);
     std::fs::write(at("empty.gguf"), "").unwrap();
     anemone(&["run", "--model", &at("empty.gguf")]).fails(1, &["empty.gguf", "does not begin with `GGUF`"]);
     // The name says nothing where the first bytes do.
@@ -99,5 +105,6 @@ fn what_cannot_be_is_said() {
     let mut foreign = whole.clone();
     foreign[at_name..at_name + 4].copy_from_slice(b"gpt9");
     std::fs::write(at("other.gguf"), foreign).unwrap();
-    anemone(&["run", "--model", &at("other.gguf")]).fails(1, &["general.architecture", "gpt9", "supported are lfm2"]);
+    anemone(&["run", "--model", &at("other.gguf")])
+        .fails(1, &["general.architecture", "gpt9", "supported are lfm2"]);
 }

@@ -75,7 +75,9 @@ fn shape(checkpoint: &Checkpoint, stack: &Stack, arch: &str, keys: &mut Keys) ->
         Ffn::Gated(_) => None,
     });
     let stated = checkpoint.config().get("intermediate_size").and_then(Value::as_u64).map(|n| n as usize);
-    let width = dense.or(stated).context("config.json: `intermediate_size` is missing; it is the width of dense layers")?;
+    let width = dense
+        .or(stated)
+        .context("config.json: `intermediate_size` is missing; it is the width of dense layers")?;
     set("feed_forward_length", count(width));
     if let Some(moe) = moe {
         set("expert_count", count(moe.experts.len()));
@@ -127,7 +129,9 @@ fn tokenizer(checkpoint: &Checkpoint, stack: &Stack, keys: &mut Keys) -> Result<
     let wrong = |what: &str| format!("tokenizer.json: {what}");
     let model = &file["model"];
     if model["type"] != "BPE" || !splits_like_lfm2(&file["pre_tokenizer"]) {
-        bail!(wrong("it is no byte-level BPE that cuts text as LFM2's does; GGUF has no name for another here"));
+        bail!(wrong(
+            "it is no byte-level BPE that cuts text as LFM2's does; GGUF has no name for another here"
+        ));
     }
     let vocab = model["vocab"].as_object().with_context(|| wrong("`model.vocab` is no object"))?;
     let none = Vec::new();
@@ -183,7 +187,8 @@ fn tokenizer(checkpoint: &Checkpoint, stack: &Stack, keys: &mut Keys) -> Result<
 
 /// Whether text is cut as LFM2 cuts it, in one of the spellings there are.
 fn splits_like_lfm2(pre: &Value) -> bool {
-    const REST: &str = r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+    const REST: &str =
+        r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
     const CONTRACTIONS: [&str; 4] = [
         "(?i:'s|'t|'re|'ve|'m|'ll|'d)",
         "'(?i:[sdmt]|ll|ve|re)",

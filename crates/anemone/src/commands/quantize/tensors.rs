@@ -93,13 +93,14 @@ pub(super) fn list(stack: &Stack) -> Vec<Stored<'_>> {
                 if let Some(bias) = &m.expert_bias {
                     list.one(at("exp_probs_b.bias"), Role::Small, bias);
                 }
-                let parts: [(&str, fn(&Gated) -> &Linear); 3] = [
-                    ("ffn_gate_exps", |g| &g.gate),
-                    ("ffn_up_exps", |g| &g.up),
-                    ("ffn_down_exps", |g| &g.down),
-                ];
-                for (name, part) in parts {
-                    let weights: Vec<&WeightRef> = m.experts.iter().map(|g| &part(g).weight).collect();
+                let all = |part: for<'a> fn(&'a Gated) -> &'a Linear| -> Vec<&WeightRef> {
+                    m.experts.iter().map(|g| &part(g).weight).collect()
+                };
+                for (name, weights) in [
+                    ("ffn_gate_exps", all(|g| &g.gate)),
+                    ("ffn_up_exps", all(|g| &g.up)),
+                    ("ffn_down_exps", all(|g| &g.down)),
+                ] {
                     let one = weights[0].shape.to_vec();
                     let shape = [&[weights.len()], &one[..]].concat();
                     list.0.push(Stored {
