@@ -19,8 +19,8 @@ use anemone_tensor::{BLOCK, BlockFormat, Blocks, Bytes};
 
 use crate::Level;
 use crate::simd::Shared;
+use round::Group;
 pub use round::Rounded;
-use round::{Group, MOST};
 
 /// Rows of a panel.
 pub(crate) const ROWS: usize = 16;
@@ -230,63 +230,6 @@ unsafe fn dispatch(level: Level, panel: &Panel<'_>, group: &Group<'_>) {
         }
     }
 }
-
-/// Calls a function with the number of tokens as a constant, from 1 to [`MOST`].
-macro_rules! with_tokens {
-    ($n:expr, $T:ident => $call:expr) => {
-        match $n {
-            1 => {
-                const $T: usize = 1;
-                $call
-            }
-            2 => {
-                const $T: usize = 2;
-                $call
-            }
-            3 => {
-                const $T: usize = 3;
-                $call
-            }
-            4 => {
-                const $T: usize = 4;
-                $call
-            }
-            5 => {
-                const $T: usize = 5;
-                $call
-            }
-            6 => {
-                const $T: usize = 6;
-                $call
-            }
-            7 => {
-                const $T: usize = 7;
-                $call
-            }
-            8 => {
-                const $T: usize = 8;
-                $call
-            }
-            9 => {
-                const $T: usize = 9;
-                $call
-            }
-            10 => {
-                const $T: usize = 10;
-                $call
-            }
-            11 => {
-                const $T: usize = 11;
-                $call
-            }
-            _ => {
-                const $T: usize = MOST;
-                $call
-            }
-        }
-    };
-}
-use with_tokens;
 
 #[cfg(test)]
 mod tests;

@@ -13,6 +13,7 @@ const GROUP: &CStr = c"Energy Model";
 const PARTS: [(&str, &str); 4] =
     [("ANE", "ane"), ("CPU Energy", "cpu"), ("GPU Energy", "gpu"), ("DRAM", "dram")];
 
+// SAFETY: the signatures are those of Apple's header of Core Foundation.
 #[link(name = "CoreFoundation", kind = "framework")]
 unsafe extern "C" {
     fn CFRelease(object: Ref);
@@ -23,15 +24,21 @@ unsafe extern "C" {
     fn CFArrayGetValueAtIndex(array: Ref, index: isize) -> Ref;
 }
 
+// SAFETY: the signatures are those of POSIX.
 unsafe extern "C" {
     fn dlopen(path: *const c_char, mode: c_int) -> *mut c_void;
     fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
 }
 
+// SAFETY: called with objects of the kinds that IOReportCopyChannelsInGroup takes.
 type CopyChannels = unsafe extern "C" fn(Ref, Ref, u64, u64, u64) -> Ref;
+// SAFETY: called with objects of the kinds that IOReportCreateSubscription takes.
 type Subscribe = unsafe extern "C" fn(Ref, Ref, *mut Ref, u64, Ref) -> Ref;
+// SAFETY: called with objects of the kinds that IOReportCreateSamples and IOReportCreateSamplesDelta takes.
 type Samples = unsafe extern "C" fn(Ref, Ref, Ref) -> Ref;
+// SAFETY: called with objects of the kinds that IOReportSimpleGetIntegerValue takes.
 type Number = unsafe extern "C" fn(Ref, c_int) -> i64;
+// SAFETY: called with objects of the kinds that the calls for a channel's texts take.
 type Text = unsafe extern "C" fn(Ref) -> Ref;
 
 /// An object of Core Foundation that this owns; never nil.

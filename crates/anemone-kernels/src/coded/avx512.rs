@@ -10,7 +10,63 @@ use std::arch::x86_64::{
 };
 
 use super::round::{MOST, Part};
-use super::{Group, Panel, ROWS, STEPS, SUPER, SUPER_BYTES, Scales, code_bytes, scales, with_tokens};
+use super::{Group, Panel, ROWS, STEPS, SUPER, SUPER_BYTES, Scales, code_bytes, scales};
+
+/// Calls a function with the number of tokens as a constant, from 1 to [`MOST`].
+macro_rules! with_tokens {
+    ($n:expr, $T:ident => $call:expr) => {
+        match $n {
+            1 => {
+                const $T: usize = 1;
+                $call
+            }
+            2 => {
+                const $T: usize = 2;
+                $call
+            }
+            3 => {
+                const $T: usize = 3;
+                $call
+            }
+            4 => {
+                const $T: usize = 4;
+                $call
+            }
+            5 => {
+                const $T: usize = 5;
+                $call
+            }
+            6 => {
+                const $T: usize = 6;
+                $call
+            }
+            7 => {
+                const $T: usize = 7;
+                $call
+            }
+            8 => {
+                const $T: usize = 8;
+                $call
+            }
+            9 => {
+                const $T: usize = 9;
+                $call
+            }
+            10 => {
+                const $T: usize = 10;
+                $call
+            }
+            11 => {
+                const $T: usize = 11;
+                $call
+            }
+            _ => {
+                const $T: usize = MOST;
+                $call
+            }
+        }
+    };
+}
 
 /// How far ahead of a single token's product its weights are fetched, in bytes.
 const AHEAD: usize = 4096;

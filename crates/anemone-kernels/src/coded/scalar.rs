@@ -30,7 +30,7 @@ struct Factors {
 pub(super) unsafe fn run(panel: &Panel<'_>, group: &Group<'_>) {
     let layout = panel.layout;
     let (factors, codes) = panel.bytes.split_at(layout.codes);
-    let mut sums = [[0.0f32; ROWS]; super::MOST];
+    let mut sums = [[0.0f32; ROWS]; super::round::MOST];
     for (b, codes) in codes.chunks_exact(code_bytes(layout.format.bits())).enumerate() {
         let factors = read(scales(layout.format), factors, b, 0..ROWS);
         let codes = unpack(layout.format.bits(), codes);
