@@ -116,7 +116,8 @@ fn models_that_are_not_there() {
     let run = |model: &str| anemone(&["run", "-p", "a", "--model", model]);
     run("./no-such-dir").fails(1, &["--model ./no-such-dir", "no such file", "hub id"]);
     run(empty.path().to_str().unwrap()).fails(1, &["config.json", "is missing", "download"]);
-    run(&with("m.gguf", b"GGUF")).fails(1, &["m.gguf", "not supported yet", "safetensors"]);
+    run(&with("m.gguf", b"GGUF"))
+        .fails(1, &["m.gguf", "the version of 4 bytes where 0 are left", "download"]);
     run(&with("m.bin", b"\x80\x02")).fails(1, &["m.bin", "convert"]);
     std::fs::create_dir(empty.path().join("m.mlpackage")).unwrap();
     run(empty.path().join("m.mlpackage").to_str().unwrap())

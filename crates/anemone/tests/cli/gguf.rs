@@ -21,7 +21,16 @@ fn perplexity(text: &str, more: &[&str]) -> f64 {
 fn a_file_in_f32_is_the_model_it_was_made_of() {
     let dir = tempfile::tempdir().unwrap();
     let file = quantized(dir.path(), "f32");
-    let ask = ["--greedy", "--max-new-tokens", "40", "--exact", "--json", "-q"];
+    let ask = [
+        "--prompt",
+        "tell me a story about a cat",
+        "--greedy",
+        "--max-new-tokens",
+        "40",
+        "--exact",
+        "--json",
+        "-q",
+    ];
     let told = |more: &[&str]| {
         let said = anemone(&[&["run"][..], &ask, more].concat()).json();
         (said["token_ids"].clone(), said["text"].clone())
@@ -94,17 +103,18 @@ fn what_cannot_be_is_said() {
         .fails(1, &["--out", "this is the file that is read"]);
     let whole = std::fs::read(&file).unwrap();
     std::fs::write(at("cut.gguf"), &whole[..whole.len() / 2]).unwrap();
-    anemone(&["run", "--model", &at("cut.gguf")])
+    anemone(&["run", "-p", "a", "--model", &at("cut.gguf")])
         .fails(1, &["cut.gguf", "reaches beyond", "download it again"]);
     std::fs::write(at("empty.gguf"), "").unwrap();
-    anemone(&["run", "--model", &at("empty.gguf")]).fails(1, &["empty.gguf", "does not begin with `GGUF`"]);
+    anemone(&["run", "-p", "a", "--model", &at("empty.gguf")])
+        .fails(1, &["empty.gguf", "does not begin with `GGUF`"]);
     // The name says nothing where the first bytes do.
     std::fs::write(at("model"), &whole).unwrap();
-    anemone(&["run", "-q", "--model", &at("model"), "--max-new-tokens", "2"]).ok();
+    anemone(&["run", "-q", "-p", "a", "--model", &at("model"), "--max-new-tokens", "2"]).ok();
     let at_name = whole.windows(4).position(|w| w == b"lfm2").unwrap();
     let mut foreign = whole.clone();
     foreign[at_name..at_name + 4].copy_from_slice(b"gpt9");
     std::fs::write(at("other.gguf"), foreign).unwrap();
-    anemone(&["run", "--model", &at("other.gguf")])
+    anemone(&["run", "-p", "a", "--model", &at("other.gguf")])
         .fails(1, &["general.architecture", "gpt9", "supported are lfm2"]);
 }
