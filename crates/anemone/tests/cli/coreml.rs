@@ -64,7 +64,9 @@ fn a_bundle_runs_by_core_ml_or_says_why_it_does_not() {
     let measured = on(&["--engine", "coreml", "--simulate", "none", "--max-ratio", "0.7"]).json();
     assert!(measured["core_ml"]["functions"][0]["ratio_to_cpu_only"].is_f64(), "{measured}");
     std::fs::remove_file(Path::new(&bundle).join("canary.safetensors")).unwrap();
-    fails("none", &["--max-ratio", "0.7"], &["--max-ratio", "no recorded call", "--no-canary"]);
+    // A warning that nothing is tried comes first.
+    let bare = on(&["-q", "--engine", "coreml", "--simulate", "none", "--max-ratio", "0.7"]);
+    bare.fails(1, &["--max-ratio", "no recorded call", "--no-canary"]);
     if cfg!(not(target_vendor = "apple")) {
         on(&["--engine", "coreml"]).fails(1, &["--engine coreml", "Macs only", "--engine cpu"]);
     }
@@ -179,7 +181,8 @@ fn placements_are_predicted_with_their_sources() {
         // Nothing of it must leave, and all of it is declined, for it is as small as that; it is said so.
         let segments = function["segments"].as_array().unwrap();
         assert!(segments.len() == 1 && segments[0]["neural_engine"] == false, "{function}");
-        assert!(segments[0]["planned_ms"] == function["planned_ms_on_cpu"], "{function}");
+        let costs = [&segments[0]["planned_ms"], &function["planned_ms_on_cpu"]].map(|v| v.as_f64().unwrap());
+        assert!((costs[0] / costs[1] - 1.0).abs() < 1e-9, "{function}");
         assert_eq!(function["away"].as_array().unwrap().len(), 0, "{function}");
         let warnings = function["warnings"].as_array().unwrap();
         assert!(
@@ -254,7 +257,7 @@ fn decision_models_answer_by_core_ml_or_say_why_not() {
     let away = decide(&["--engine", "coreml", "--simulate", "on-cpu"]).ok();
     assert!(away.stderr.contains("operations are not on the Neural Engine, the first is"), "{}", away.stderr);
     let fails = |faults: &str, more: &[&str], words: &[&str]| {
-        let fault = ["--engine", "coreml", "--simulate", faults];
+        let fault = ["-q", "--engine", "coreml", "--simulate", faults];
         decide(&[&fault[..], more].concat()).fails(1, words);
     };
     fails("wrong-outputs", &[], &["not to be trusted", "cosine"]);
@@ -270,9 +273,10 @@ fn decision_models_answer_by_core_ml_or_say_why_not() {
     assert_eq!(slow.json(), native);
     let broken = decide(&["--simulate", "wrong-outputs"]).ok();
     assert_eq!(broken.json(), native);
-    decide(&["--engine", "cpu", "--max-ratio", "0.8"]).fails(1, &["--max-ratio", "is of Core ML"]);
-    decide(&["--engine", "coreml", "--simulate", "none", "--bf16"]).fails(1, &["--bf16", "native engine"]);
-    run(dir, &["decide", "--engine", "coreml", "--simulate", "none"])
+    decide(&["-q", "--engine", "cpu", "--max-ratio", "0.8"]).fails(1, &["--max-ratio", "is of Core ML"]);
+    decide(&["-q", "--engine", "coreml", "--simulate", "none", "--bf16"])
+        .fails(1, &["--bf16", "native engine"]);
+    run(dir, &["decide", "-q", "--engine", "coreml", "--simulate", "none"])
         .fails(1, &["--engine coreml runs bundles", "anemone convert --decision"]);
     let validate = |more: &[&str]| {
         run(dir, &[&["validate", "-q", "--json", "--bundle", bundle, "--simulate"], more].concat())
@@ -282,7 +286,7 @@ fn decision_models_answer_by_core_ml_or_say_why_not() {
     assert_eq!(validate(&["none"]).json()["engine"], "coreml (simulated)");
     if cfg!(not(target_vendor = "apple")) {
         for command in ["decide", "serve"] {
-            run(dir, &[command, "--engine", "coreml", "--model", bundle])
+            run(dir, &[command, "-q", "--engine", "coreml", "--model", bundle])
                 .fails(1, &["Macs only", "--engine cpu"]);
         }
         decide(&["--require", "ane"]).fails(1, &["--require", "Macs only"]);
