@@ -178,7 +178,7 @@ fn cases() -> Vec<(&'static str, Breakage, &'static [&'static str])> {
         (
             "GGUF only",
             Box::new(|dir| fs::rename(dir.join("model.safetensors"), dir.join("m.gguf")).unwrap()),
-            &["no safetensors weights", "GGUF is not supported yet"],
+            &["no safetensors weights", "pass one of the GGUF files itself"],
         ),
         (
             "adapter only",
@@ -376,7 +376,7 @@ fn paths_that_are_not_snapshots() {
     let at = |name: &str| dir.path().join(name);
     assert!(open(&at("nowhere")).contains("no such file or directory; pass a model directory, or a hub id"));
     put(dir.path(), "m.gguf", "GGUF");
-    assert!(open(&at("m.gguf")).contains("GGUF is not supported yet; pass the safetensors checkpoint"));
+    assert!(open(&at("m.gguf")).contains("m.gguf: the version of 4 bytes where 0 are left, at byte 4"));
     put(dir.path(), "pytorch_model.bin", "x");
     assert!(open(&at("pytorch_model.bin")).contains("convert the checkpoint to safetensors"));
     assert!(open(&at("tokenizer.json")).contains("not a model; pass a model directory"));

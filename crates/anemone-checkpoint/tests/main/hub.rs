@@ -287,7 +287,7 @@ fn a_repository_without_usable_weights_costs_nothing() {
     });
     let error = server.hub(cache.path()).resolve("org/tiny", &mut |_| {}).unwrap_err().to_string();
     assert!(
-        error.contains("org/tiny: no safetensors weights") && error.contains("GGUF is not supported"),
+        error.contains("org/tiny: no safetensors weights") && error.contains("GGUF files itself"),
         "{error}"
     );
     assert_eq!(gets(&server.requests()), []);
