@@ -186,7 +186,7 @@ impl Metadata {
     }
 
     /// An array of texts.
-    pub(crate) fn texts(&self, key: &str) -> Result<Option<Vec<&str>>, Error> {
+    pub fn texts(&self, key: &str) -> Result<Option<Vec<&str>>, Error> {
         let Some(place) = self.places.get(key) else { return Ok(None) };
         let Some((Kind::Text, count)) = place.array else {
             return Err(self.wrong(key, "is no array of strings; convert the model to GGUF again"));
@@ -205,7 +205,7 @@ impl Metadata {
     }
 
     /// An array of whole numbers or flags, or a single one of them as an array of one.
-    pub(crate) fn ints(&self, key: &str) -> Result<Option<Vec<i128>>, Error> {
+    pub fn ints(&self, key: &str) -> Result<Option<Vec<i128>>, Error> {
         let Some(place) = self.places.get(key) else { return Ok(None) };
         let (kind, count) = place.array.unwrap_or((place.kind, 1));
         let wrong = || self.wrong(key, "is no array of whole numbers; convert the model to GGUF again");
