@@ -1,7 +1,7 @@
 //! GGUF: one file with metadata, tokenizer and tensors, read as the snapshot it was made from.
 //!
-//! [`GgufFile`] is the file as it stands. [`Checkpoint::from_gguf`](crate::Checkpoint::from_gguf) shows it with the names and keys a Hugging Face snapshot has, so that
-//! nothing beyond this module knows the format.
+//! [`GgufFile`] is the file as it stands. [`Checkpoint::from_gguf`](crate::Checkpoint::from_gguf) shows it with the names and keys
+//! a Hugging Face snapshot has, so that nothing beyond this module knows the format.
 
 mod config;
 mod file;
