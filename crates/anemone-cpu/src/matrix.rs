@@ -44,8 +44,8 @@ impl Matrix {
 
     /// Reads a weight in the form products want it.
     pub(crate) fn load(weight: &WeightRef, weights: &dyn Weights) -> Result<Self, Error> {
-        if let Some(blocks) = weight.load_blocks(weights)?.filter(Coded::takes) {
-            return Ok(Self { stored: Stored::Coded(blocks), moved: OnceLock::new() });
+        if let Some(matrix) = Self::coded(weight, weights)? {
+            return Ok(matrix);
         }
         match weight.load_palettized(weights)?.and_then(Self::palettized) {
             Some(matrix) => Ok(matrix),
@@ -55,10 +55,16 @@ impl Matrix {
 
     /// Reads a weight whose rows are looked up.
     pub(crate) fn rows_of(weight: &WeightRef, weights: &dyn Weights) -> Result<Self, Error> {
-        match weight.load_blocks(weights)?.filter(Coded::takes) {
-            Some(blocks) => Ok(Self { stored: Stored::Coded(blocks), moved: OnceLock::new() }),
+        match Self::coded(weight, weights)? {
+            Some(matrix) => Ok(matrix),
             None => Ok(Self::new(weight.load(weights)?)),
         }
+    }
+
+    /// A weight in coded blocks that products take.
+    fn coded(weight: &WeightRef, weights: &dyn Weights) -> Result<Option<Self>, Error> {
+        let blocks = weight.load_blocks(weights)?.filter(Coded::takes);
+        Ok(blocks.map(|blocks| Self { stored: Stored::Coded(blocks), moved: OnceLock::new() }))
     }
 
     /// Whether it is in coded blocks.

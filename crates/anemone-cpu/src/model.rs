@@ -155,7 +155,8 @@ impl Model {
 
     /// Brings the pages of mapped matrices in before a pass needs them, unless they would crowd the memory.
     pub fn touch(&self) {
-        let matrices = self.matrices();
+        // What was laid out at load is not read from the files again.
+        let matrices: Vec<&Matrix> = self.matrices().into_iter().filter(|m| !m.is_coded()).collect();
         let bytes: u64 = matrices.iter().map(|m| m.len() as u64).sum();
         if crate::engine::available_mib().is_some_and(|free| bytes >> 20 < free) {
             for matrix in matrices {

@@ -10,7 +10,12 @@ pub(crate) fn forward(context: &Context, w: &MoeWeights, s: &mut Scratch, pass: 
     let Pass { tokens, hidden, .. } = pass;
     let experts = w.experts.len();
     let mut scores = vec![0.0f32; tokens * experts];
-    let x = s.act.ready(context, tokens * hidden, tokens);
+    // A router is hardly ever coded; the experts round what each of them reads.
+    let x = if w.router.weight.is_coded() {
+        s.act.ready(context, tokens * hidden, tokens)
+    } else {
+        s.act.input(tokens * hidden)
+    };
     multiply(context, &mut s.observer, x, tokens, vec![(&w.router, &mut scores)]);
     let mut chosen = vec![Vec::new(); experts];
     for (t, scores) in scores.chunks_exact(experts).enumerate() {

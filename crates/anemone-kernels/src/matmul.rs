@@ -271,6 +271,12 @@ fn coded_rows(level: Level, rows: &Rows<'_>, matrix: &Coded, x: Input<'_>, end: 
         assert_eq!(x.tokens(), rows.tokens, "rounded tokens");
         return coded::run(level, matrix, x, (rows.out_start, end), rows.out);
     }
+    expanded_rows(level, rows, matrix, x, end);
+}
+
+/// Kept apart for its buffer, which other products must not make room for.
+#[inline(never)]
+fn expanded_rows(level: Level, rows: &Rows<'_>, matrix: &Coded, x: Input<'_>, end: usize) {
     let mut buffer = [0.0f32; coded::BUFFER];
     let most = (coded::BUFFER / rows.cols).min(TILE_ROWS);
     let mut first = rows.out_start;

@@ -57,16 +57,21 @@ impl WeightRef {
         slice().map_err(|source| Error::Tensor { name: self.name.clone(), source })
     }
 
+    fn check_matrix(&self, rows: usize, cols: usize) -> Result<(), Error> {
+        let found = Shape::from([rows, cols]);
+        if found == self.shape {
+            return Ok(());
+        }
+        Err(Error::Shape { name: self.name.clone(), expected: self.shape.clone(), found })
+    }
+
     /// Reads a whole matrix as indices into tables, checked against its shape; `None` where it is not stored so.
     pub fn load_palettized(&self, weights: &dyn Weights) -> Result<Option<Palettized>, Error> {
         if self.part.is_some() {
             return Ok(None);
         }
         let Some(matrix) = weights.palettized(&self.name)? else { return Ok(None) };
-        let found = Shape::from([matrix.rows(), matrix.cols()]);
-        if found != self.shape {
-            return Err(Error::Shape { name: self.name.clone(), expected: self.shape.clone(), found });
-        }
+        self.check_matrix(matrix.rows(), matrix.cols())?;
         Ok(Some(matrix))
     }
 
@@ -76,10 +81,7 @@ impl WeightRef {
             return Ok(None);
         }
         let Some(matrix) = weights.blocks(&self.name)? else { return Ok(None) };
-        let found = Shape::from([matrix.rows(), matrix.cols()]);
-        if found != self.shape {
-            return Err(Error::Shape { name: self.name.clone(), expected: self.shape.clone(), found });
-        }
+        self.check_matrix(matrix.rows(), matrix.cols())?;
         Ok(Some(matrix))
     }
 }

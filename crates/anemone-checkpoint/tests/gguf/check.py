@@ -12,9 +12,7 @@ import gguf
 import make
 import numpy as np
 
-# Half a step of 8 bits in a block moves a logit by a few hundredths here; formats of 4 bits change the model itself by far more.
-PLAIN = ["F32", "F16", "BF16"]
-CODED = ["Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0"]
+TYPES = ["F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0"]
 
 
 def call(*command):
@@ -69,7 +67,7 @@ def main():
         print(f"{file.name}: logits of {len(goldens['prompts'])} prompts equal to the bit, greedy tokens as recorded")
     stories = shared / "models/stories-lfm2"
     recorded = json.loads((stories / "goldens.json").read_text())["cases"][0]
-    for kind in PLAIN + CODED:
+    for kind in TYPES:
         file = work / f"stories.{kind}.gguf"
         make.model(stories, file, kind)
         files.append(file)

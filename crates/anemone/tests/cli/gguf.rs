@@ -52,7 +52,7 @@ fn a_file_in_f32_is_the_model_it_was_made_of() {
     assert_eq!(chat(&["--model", &file]), chat(&[]));
 }
 
-/// What formats lose on this small model, measured with llama.cpp's formulas: 8 bits next to nothing, 4 bits a tenth or more.
+/// Bounds on what formats may lose on this small model: 8 bits next to nothing, fewer more.
 #[test]
 fn fewer_bits_lose_little() {
     let dir = tempfile::tempdir().unwrap();
